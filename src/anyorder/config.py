@@ -1,0 +1,201 @@
+"""What a model and a training run are made of: frozen dataclasses, presets as functions, JSON there and back."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from anyorder.errors import InputError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a model. `injection` is how a slot learns its target: see models/injection.py."""
+
+    layers: int
+    heads: int
+    width: int
+    positions: int
+    vocabulary: int
+    injection: str = "rotary"
+    norm: Literal["rms", "layer"] = "rms"
+    qk_norm: bool = True
+    bias: bool = True
+    tied_head: bool = False
+    gate_start: float = 0.0  # `adaln` only: 0 as published, 1 passes every block's output through from the start
+    rotary_base: float = 100.0  # `rotary` only
+    family: Literal["decoder"] = "decoder"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "positions", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        if self.width % (2 * self.heads):
+            raise InputError(
+                f"width {self.width} does not divide into {self.heads} heads of an even size; "
+                f"accepted: a multiple of {2 * self.heads}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained. Of these, only the fields of `HABITS` may change when a run is taken up again."""
+
+    steps: int
+    batch_size: int  # sequences in one step, over all micro-batches
+    learning_rate: float  # AdamW's
+    micro_batches: int = 1  # gradient accumulation: the batch goes through in this many parts
+    orders: str = "random"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_learning_rate: float = 0.0  # for the blocks' matrices, when optimizer is "muon"
+    warmup: int = 0
+    final_learning_rate: float = 0.1  # what the cosine ends at, as a share of the peak
+    weight_decay: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+    ema_decay: float = 0.9999
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    seed: int = 0
+    checkpoint_every: int = 1000
+    validate_every: int = 500
+    validation_sequences: int = 64
+    keep: int = 2  # checkpoints that stay; two, so that one that rots leaves another
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "micro_batches", "checkpoint_every", "validate_every", "keep"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        if self.batch_size % self.micro_batches:
+            raise InputError(
+                f"batch_size {self.batch_size} does not divide into {self.micro_batches} micro-batches of equal size"
+            )
+
+
+C = TypeVar("C")
+
+HABITS = ("checkpoint_every", "validate_every", "validation_sequences", "keep")
+
+
+@dataclass(frozen=True)
+class Preset:
+    model: ModelConfig
+    training: TrainingConfig
+
+
+def tiny(vocabulary: int) -> Preset:
+    """Trains in about a minute: for trying an idea, and for comparisons at equal tokens."""
+    return Preset(
+        ModelConfig(layers=4, heads=2, width=128, positions=64, vocabulary=_padded(vocabulary)),
+        TrainingConfig(
+            steps=600,
+            batch_size=64,
+            learning_rate=2e-3,
+            optimizer="muon",
+            muon_learning_rate=6e-3,
+            warmup=30,
+            final_learning_rate=0.0,
+            orders="mix(0.9*random, 0.1*left_to_right)",
+            ema_decay=0.99,
+            checkpoint_every=200,
+            validate_every=200,
+        ),
+    )
+
+
+def demo(vocabulary: int) -> Preset:
+    """The model of `make demo`: 4 layers of 256 at 128 positions, minutes on two CPU cores."""
+    return Preset(
+        ModelConfig(layers=4, heads=4, width=256, positions=128, vocabulary=_padded(vocabulary)),
+        TrainingConfig(
+            steps=700,
+            batch_size=32,
+            learning_rate=2e-3,
+            optimizer="muon",
+            muon_learning_rate=6e-3,
+            warmup=30,
+            final_learning_rate=0.0,
+            orders="mix(0.9*random, 0.1*left_to_right)",
+            ema_decay=0.99,
+            checkpoint_every=350,
+            validate_every=350,
+        ),
+    )
+
+
+def _published(layers: int, heads: int, width: int) -> Preset:
+    return Preset(
+        ModelConfig(
+            layers=layers, heads=heads, width=width, positions=1024, vocabulary=50304, injection="adaln", norm="rms"
+        ),
+        TrainingConfig(
+            steps=500_000,
+            batch_size=1024,
+            micro_batches=64,
+            learning_rate=6e-4,
+            warmup=2000,
+            orders="mix(0.9*random, 0.1*left_to_right)",
+            checkpoint_every=1000,
+            validate_every=2500,
+        ),
+    )
+
+
+def small(vocabulary: int) -> Preset:
+    """The published AO-GPT of 124M parameters plus its conditioning: 12 layers of 768 at 1024 positions."""
+    return _published(layers=12, heads=12, width=768)
+
+
+def medium(vocabulary: int) -> Preset:
+    """The published AO-GPT of 350M: 24 layers of 1024 at 1024 positions."""
+    return _published(layers=24, heads=16, width=1024)
+
+
+PRESETS: dict[str, Callable[[int], Preset]] = {f.__name__: f for f in (tiny, demo, small, medium)}
+
+
+def preset(name: str, vocabulary: int) -> Preset:
+    """Find a preset by name for a tokenizer of `vocabulary` entries."""
+    if name not in PRESETS:
+        raise InputError(f"unknown preset {name!r}; accepted: {', '.join(PRESETS)}")
+    found = PRESETS[name](vocabulary)
+    if found.model.vocabulary < vocabulary:
+        raise InputError(
+            f"preset {name} has a vocabulary of {found.model.vocabulary} and the data's tokenizer one of {vocabulary}; "
+            f"accepted: a tokenizer of at most {found.model.vocabulary} entries (gpt2 has 50257)"
+        )
+    return found
+
+
+def _padded(vocabulary: int) -> int:
+    """Round up to a multiple of 64, which matrix products like."""
+    return -(-vocabulary // 64) * 64
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_json(kind: type[C], fields: object, where: str) -> C:
+    """Read a dataclass back, refusing fields it does not have and values of another type."""
+    types = get_type_hints(kind)
+    if not isinstance(fields, dict):
+        raise InputError(f"{where} holds {json.dumps(fields)[:40]} where the fields of {kind.__name__} should be")
+    unknown = sorted(set(fields) - set(types))
+    if unknown:
+        raise InputError(f"{where} has {', '.join(unknown)}, which {kind.__name__} does not; accepted: {', '.join(types)}")
+    for name, value in fields.items():
+        accepted = get_args(types[name]) if get_args(types[name]) else None
+        wrong = value not in accepted if accepted else not isinstance(value, _json_types(types[name]))
+        if wrong:
+            kinds = " or ".join(map(repr, accepted)) if accepted else types[name].__name__
+            raise InputError(f"{where} has {name} = {value!r}; accepted: {kinds}")
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise InputError(f"{where} is not a whole {kind.__name__}: {error}") from None
+
+
+def _json_types(kind: type) -> tuple[type, ...]:
+    return (int, float) if kind is float else (kind,)

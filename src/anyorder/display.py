@@ -1,0 +1,143 @@
+"""What the command line shows: progress, tables, filled texts."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from anyorder.data.tokenizer import Tokenizer
+from anyorder.sampling.template import pieces_of, writing_order
+from anyorder.training.loop import Ended, Event, Saved, Started, Stepped, Validated
+
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+PLAIN_SECONDS = 15.0  # without a terminal: one line of progress in so many seconds
+
+
+@contextmanager
+def _progress(what: str, total: int | None, start: int = 0) -> Iterator[tuple[Progress, int]]:
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        yield progress, progress.add_task(what, total=total, completed=start, note="")
+
+
+def show_training(events: Iterator[Event], run: str) -> None:
+    """Show a run as it goes: a live line in a terminal, one line every few seconds elsewhere."""
+    started = next(events)
+    assert isinstance(started, Started)
+    begin = "starts" if started.step == 0 else f"goes on from step {started.step}"
+    console.print(
+        f"{run} {begin}, of {started.steps} steps: {started.parameters:,} parameters on {started.device} in "
+        f"{started.precision}; {started.chunks:,} chunks an epoch, {started.left_over} tokens left over"
+    )
+    speed, last_line, begun = 0.0, time.monotonic(), time.monotonic()
+    with _progress("training", started.steps, started.step) as (progress, task):
+        for event in events:
+            match event:
+                case Stepped():
+                    # smoothed, so that the number can be read
+                    speed = event.tokens_per_second if speed == 0 else 0.95 * speed + 0.05 * event.tokens_per_second
+                    note = f"step {event.step}/{started.steps}  loss {event.loss:.3f}  {speed:,.0f} tokens/s"
+                    progress.update(task, completed=event.step, note=note)
+                    if not console.is_terminal and time.monotonic() - last_line > PLAIN_SECONDS:
+                        last_line = time.monotonic()
+                        done = event.step - started.step
+                        left = (last_line - begun) / done * (started.steps - event.step)
+                        console.print(f"{note}  {left:.0f} s left")
+                case Validated():
+                    figures = "  ".join(f"{name} {nats:.4f}" for name, nats in event.nats.items())
+                    console.print(f"step {event.step}  held-out nats per token: {figures}")
+                case Saved():
+                    console.print(f"step {event.step}  saved {event.folder}")
+                case Ended():
+                    if event.finished:
+                        console.print(f"{run} has all its {event.step} steps")
+                    else:
+                        console.print(f"stopped at step {event.step}; the same command goes on from there")
+
+
+class PreparationProgress:
+    """Show how much text has passed in each phase of preparation."""
+
+    def __init__(self, progress: Progress, task: int):
+        self.progress, self.task, self.last = progress, task, time.monotonic()
+
+    def __call__(self, phase: str, size: int) -> None:
+        if time.monotonic() - self.last < 0.1:
+            return
+        self.last = time.monotonic()
+        self.progress.update(self.task, description=phase, note=f"{size / 1e6:,.1f} MB")
+
+
+@contextmanager
+def preparation_progress() -> Iterator[PreparationProgress]:
+    with _progress("preparing", None) as (progress, task):
+        yield PreparationProgress(progress, task)
+
+
+@contextmanager
+def counting_progress(what: str, total: int) -> Iterator[Progress]:
+    """Show a bar that `advance(progress)` moves."""
+    with _progress(what, total) as (progress, _):
+        yield progress
+
+
+def advance(progress: Progress, count: int) -> None:
+    progress.advance(progress.task_ids[0], count)
+
+
+def likelihood_table(rows: list[dict[str, object]], title: str) -> Table:
+    """Lay out estimates; a missing figure is a dash."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("order")
+    for name in ("nats per token", "perplexity", "bits per byte", "sequences", "orders"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["name"]),
+            _with_error(row.get("nats_per_token"), row.get("nats_error"), 4),
+            _with_error(row.get("perplexity"), None, 2),
+            _with_error(row.get("bits_per_byte"), row.get("bits_error"), 4),
+            str(row.get("sequences", "-")),
+            str(row.get("orders", "-")),
+        )
+    return table
+
+
+def _with_error(value: object, error: object, digits: int) -> str:
+    if not isinstance(value, float):
+        return "-"
+    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if isinstance(error, float) else "")
+
+
+def show_filled(tokens: Tensor, blanks: Tensor, order: Tensor, tokenizer: Tokenizer, truth: Tensor | None) -> None:
+    """Print a filled text with what was written in brackets, and the order it was written in."""
+    text = Text()
+    for piece in pieces_of(tokens, blanks, tokenizer):
+        if piece.written:
+            text.append(" " if piece.text.startswith(" ") else "")
+            text.append(f"[{piece.text.strip(' ')}]", style="bold green")
+        else:
+            text.append(piece.text)
+    console.print(text)
+    written = Text("  written in this order: ", style="dim")
+    for number, position in enumerate(writing_order(order, blanks), 1):
+        written.append(f"{number}:", style="dim").append(tokenizer.decode([int(tokens[position])]).strip(), "green")
+        written.append(" ")
+    console.print(written)
+    if truth is not None:
+        original = (piece.text.strip() for piece in pieces_of(truth, blanks, tokenizer) if piece.written)
+        console.print(Text(f"  the original has: {' … '.join(original)}", style="dim"))
+    console.print()

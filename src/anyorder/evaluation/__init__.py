@@ -1,0 +1,1 @@
+"""Evaluation: the training objectives, repeated on held-out text, with error bars."""

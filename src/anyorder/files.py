@@ -1,0 +1,76 @@
+"""Writing so that what has a final name is whole: temporary names, sync, rename."""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anyorder.errors import InputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def new_folder(final: Path, survives: str) -> Iterator[Path]:
+    """Fill a temporary folder beside `final`; synced and renamed to it at the end, removed on any failure.
+
+    `survives` ends the sentence that a full disk gives: what is still there.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(final)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
+            sync(path)
+        sync(temporary)
+        temporary.rename(final)
+        sync(final.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if is_full(error):
+            raise InputError(f"no space left on the device while writing {final}; {survives}") from error
+        raise
+
+
+def remove_leftovers(final: Path) -> None:
+    """Remove what a killed process left behind of `final`."""
+    for leftover in final.parent.glob(f".{final.name}.*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether a full disk is behind an error, however deep libraries have wrapped it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file in one step."""
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    temporary.rename(path)

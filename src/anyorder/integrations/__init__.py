@@ -1,0 +1,1 @@
+"""Models from elsewhere, read by name."""

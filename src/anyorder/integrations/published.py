@@ -1,0 +1,113 @@
+"""Read the published AO-GPT and sigma-GPT training checkpoints (`.pt`), by parameter name, EMA weights or raw ones."""
+
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyorder.config import ModelConfig
+from anyorder.errors import InputError
+from anyorder.models.decoder import Decoder
+
+NAMES = (  # published name -> ours, applied in turn
+    (r"^transformer\.wte\.", "token_embedding."),
+    (r"^transformer\.wpe\.", "position_embedding."),
+    (r"^transformer\.wnonee\.weight$", "start_embedding"),
+    (r"^transformer\.wtpe\.", "injection.target_position_embedding."),
+    (r"^transformer\.(final_layer\.)?ln_f\.", "final_norm."),
+    (r"^transformer\.final_layer\.adaLN_final\.1\.", "injection.final_map."),
+    (r"^transformer\.h\.(\d+)\.adaLN\.1\.", r"injection.block_maps.\1."),
+    (r"^transformer\.h\.", "blocks."),
+    (r"^lm_head\.", "head."),
+    (r"\.ln_1\.", ".attention_norm."),
+    (r"\.ln_2\.", ".mlp_norm."),
+    (r"\.attn\.c_attn\.", ".attention.qkv."),
+    (r"\.attn\.c_proj\.", ".attention.out."),
+    (r"\.attn\.q_norm\.", ".attention.query_norm."),
+    (r"\.attn\.k_norm\.", ".attention.key_norm."),
+    (r"\.mlp\.c_fc\.", ".mlp.up."),
+    (r"\.mlp\.c_proj\.", ".mlp.down."),
+)
+ACCEPTED = "accepted: a training checkpoint of AO-GPT or sigma-GPT with model, ema_model and model_args"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published checkpoint holds, in this package's names."""
+
+    config: ModelConfig
+    raw: dict[str, Tensor]
+    ema: dict[str, Tensor]
+    step: int
+
+    def model(self, weights: Literal["ema", "raw"]) -> Decoder:
+        model = Decoder(self.config)
+        model.load_state_dict(self.ema if weights == "ema" else self.raw)
+        return model.eval()
+
+
+def read_published(path: Path) -> Published:
+    """Read a published `.pt` file; nothing in it is executed."""
+    checkpoint = _read(path)
+    raw = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in checkpoint["model"].items()}
+    arguments = checkpoint["model_args"]
+    adaln = "transformer.h.0.adaLN.1.weight" in raw
+    layer_norm = "transformer.h.0.ln_1.bias" in raw
+    tied = "lm_head.bias" not in raw
+    try:
+        config = ModelConfig(
+            layers=arguments["n_layer"],
+            heads=arguments["n_head"],
+            width=arguments["n_embd"],
+            positions=arguments["block_size"],
+            vocabulary=arguments["vocab_size"],
+            injection="adaln" if adaln else "add",
+            norm="layer" if layer_norm or not arguments["bias"] and not adaln else "rms",
+            qk_norm="transformer.h.0.attn.q_norm.weight" in raw,
+            bias=arguments["bias"],
+            tied_head=tied,
+        )
+        # shadow parameters are listed as model.parameters() lists them, where a tied head counts once
+        names = [name for name in raw if not (tied and name.startswith("lm_head."))]
+        shadows = checkpoint["ema_model"]["shadow_params"]
+        if len(names) != len(shadows):
+            raise InputError(f"{path} has {len(shadows)} EMA tensors for {len(names)} parameters; {ACCEPTED}")
+        ema = dict(zip(names, shadows, strict=True))
+        found = Published(config, _renamed(raw, tied), _renamed(ema, tied), int(checkpoint["iter_num"]))
+        for weights in (found.raw, found.ema):
+            with torch.device("meta"):
+                Decoder(config).load_state_dict(weights, assign=True)
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise InputError(f"{path} is not laid out as expected ({str(error).strip().splitlines()[0]}); {ACCEPTED}") from None
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; {ACCEPTED}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path} cannot be read as a checkpoint ({reason[:120]}); {ACCEPTED}") from None
+    missing = [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint] if isinstance(
+        checkpoint, dict
+    ) else ["a dictionary"]
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}; {ACCEPTED}")
+    return checkpoint
+
+
+def _renamed(weights: dict[str, Tensor], tied: bool) -> dict[str, Tensor]:
+    renamed = {}
+    for name, tensor in weights.items():
+        for pattern, replacement in NAMES:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor.detach().float().reshape(-1) if name == "start_embedding" else tensor.detach().float()
+    if tied:
+        renamed["head.weight"] = renamed["token_embedding.weight"]
+    return renamed

@@ -1,0 +1,1 @@
+"""Models: one family of blocks, and what is built from it."""

@@ -1,0 +1,97 @@
+"""The transformer block that every model here is built from, and the norms."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Modulation = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate: each (B, n, C)
+Rotation = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # (cosine, sine) for queries, and for keys: (B, 1, n, d/2)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in the type of x: sums are kept in float32 inside."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., width)
+        # one type for input and weight, or torch falls back to a chain of separate operations
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), eps=1e-5)
+
+
+def make_norm(kind: Literal["rms", "layer"], width: int, bias: bool) -> nn.Module:
+    """Build RMSNorm (weight only) or LayerNorm."""
+    return RMSNorm(width) if kind == "rms" else nn.LayerNorm(width, eps=1e-5, bias=bias)
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate each pair (x[i], x[i + d/2]): x (B, H, n, d), cosine and sine (B, 1, n, d/2)."""
+    cosine, sine = angles
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, causal or full, with optional norms and rotation of queries and keys."""
+
+    def __init__(self, width: int, heads: int, bias: bool, qk_norm: bool, causal: bool):
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.query_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:  # (B, n, C) -> (B, n, C)
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, n, d)
+        query, key = self.query_norm(query), self.key_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation[0]), rotate(key, rotation[1])
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class MLP(nn.Module):
+    """Two linear maps with a GELU between, four times as wide inside."""
+
+    def __init__(self, width: int, bias: bool):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.down = nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, n, C) -> (B, n, C)
+        return self.down(functional.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """x + gate * f(norm(x) * (1 + scale) + shift), for f attention and then MLP; without modulation x + f(norm(x))."""
+
+    def __init__(
+        self, width: int, heads: int, norm: Literal["rms", "layer"], bias: bool, qk_norm: bool, causal: bool = True
+    ):
+        super().__init__()
+        self.attention_norm = make_norm(norm, width, bias)
+        self.attention = Attention(width, heads, bias, qk_norm, causal)
+        self.mlp_norm = make_norm(norm, width, bias)
+        self.mlp = MLP(width, bias)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, modulation: tuple[Modulation, Modulation] | None
+    ) -> Tensor:  # (B, n, C) -> (B, n, C)
+        if modulation is None:
+            x = x + self.attention(self.attention_norm(x), rotation)
+            return x + self.mlp(self.mlp_norm(x))
+        (shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate) = modulation
+        x = x + gate * self.attention(modulate(self.attention_norm(x), shift, scale), rotation)
+        return x + mlp_gate * self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale))
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x * (1 + scale) + shift."""
+    return torch.addcmul(shift, x, 1 + scale)

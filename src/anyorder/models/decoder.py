@@ -1,0 +1,88 @@
+"""The decoder: a GPT over shuffled slots, each told which position it predicts."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from anyorder import orders
+from anyorder.config import ModelConfig
+from anyorder.errors import InputError
+from anyorder.models.blocks import Block, make_norm, modulate
+from anyorder.models.injection import Injection, Shape, make_injection
+
+
+class Decoder(nn.Module):
+    """Score tokens in the order given: model(tokens (B, T), order (B, n)) -> logits (B, n, V), row i for order[:, i].
+
+    Slot 0 holds the start embedding, slot j >= 1 the token at order[:, j - 1]; attention is causal over slots.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        c = config
+        self.config = config
+        self.token_embedding = nn.Embedding(c.vocabulary, c.width)
+        self.position_embedding = nn.Embedding(c.positions + 1, c.width)  # the start slot's, then position p at p + 1
+        self.start_embedding = nn.Parameter(torch.empty(c.width))
+        self.blocks = nn.ModuleList(Block(c.width, c.heads, c.norm, c.bias, c.qk_norm) for _ in range(c.layers))
+        self.final_norm = make_norm(c.norm, c.width, c.bias)
+        # A tied head has no bias: the published tied model has none, and GPT-2 neither.
+        self.head = nn.Linear(c.width, c.vocabulary, bias=c.bias and not c.tied_head)
+        if c.tied_head:
+            self.head.weight = self.token_embedding.weight
+        shape = Shape(c.layers, c.heads, c.width, c.positions, c.gate_start, c.rotary_base)
+        injection = make_injection(c.injection, shape)
+        self.any_order = injection is not None
+        self.injection = injection or Injection()
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> "Decoder":
+        """Draw all weights: truncated normal of 0.02, residual projections smaller by sqrt(2 layers), biases zero."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2 and name != "start_embedding":
+                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                continue
+            residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            std = 0.02 / math.sqrt(2 * self.config.layers) if residual else 0.02
+            nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=generator)
+        self.injection.finish_init()
+        return self
+
+    def hidden(self, tokens: Tensor, order: Tensor) -> Tensor:  # (B, T), (B, n) -> (B, n, C)
+        """Compute what the head reads: slot i knows tokens at order[:, :i] and its target order[:, i]."""
+        self._check(tokens, order)
+        before = order[:, :-1]  # the last position's token is predicted and never read
+        content = self.token_embedding(tokens.gather(1, before))  # (B, n - 1, C)
+        start = self.start_embedding.expand(len(order), 1, -1)
+        own = torch.cat((torch.zeros_like(order[:, :1]), before + 1), 1)  # (B, n)
+        x = torch.cat((start, content), 1) + self.position_embedding(own)
+        x = self.injection.enter(x, order)
+        rotation = self.injection.rotation(own, order, _compute_dtype(x))
+        for layer, block in enumerate(self.blocks):
+            x, modulation = self.injection.at_block(layer, x, order)
+            x = block(x, rotation, modulation)
+        x = self.final_norm(x)
+        last = self.injection.at_end(order)
+        return x if last is None else modulate(x, *last)
+
+    def forward(self, tokens: Tensor, order: Tensor) -> Tensor:  # (B, T), (B, n) -> (B, n, V)
+        return self.head(self.hidden(tokens, order))
+
+    def _check(self, tokens: Tensor, order: Tensor) -> None:
+        orders.check(order, tokens)
+        if tokens.shape[1] > self.config.positions:
+            raise InputError(
+                f"the text has {tokens.shape[1]} tokens; accepted: at most {self.config.positions}, the model's positions"
+            )
+        if not self.any_order and not torch.equal(order, torch.arange(order.shape[1], device=order.device).expand_as(order)):
+            raise InputError(
+                "this model was built with injection none and reads left to right only, and another order was given; "
+                "accepted: left_to_right"
+            )
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Name the type that products run in: autocast's where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -1,0 +1,184 @@
+"""How a slot of the decoder learns its target position: one small class each, chosen once, combined with `+`.
+
+An injection has four places to act, and by default does nothing at any of them:
+`enter` the input, `at_block` what enters block i and how it is modulated, `rotation` queries and keys of every
+attention, `at_end` the final norm. A new injection is a subclass here and a line in `KINDS`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anyorder.errors import InputError
+from anyorder.models.blocks import Modulation, Rotation
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an injection needs to know of its model."""
+
+    layers: int
+    heads: int
+    width: int
+    positions: int
+    gate_start: float
+    rotary_base: float
+
+
+class Injection(nn.Module):
+    """Tell the slots nothing: a plain GPT, which knows one order only."""
+
+    def enter(self, x: Tensor, target: Tensor) -> Tensor:  # (B, n, C), (B, n) -> (B, n, C)
+        return x
+
+    def at_block(
+        self, layer: int, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:  # (B, n, C), (B, n) -> (B, n, C), modulation
+        return x, None
+
+    def rotation(self, own: Tensor, target: Tensor, dtype: torch.dtype) -> Rotation | None:  # (B, n), (B, n)
+        return None
+
+    def at_end(self, target: Tensor) -> tuple[Tensor, Tensor] | None:  # (B, n) -> shift, scale (B, n, C)
+        return None
+
+    def finish_init(self) -> None:
+        """Set what the model's common initialisation leaves to the injection."""
+
+
+class Add(Injection):
+    """Add a target-position embedding at the input: sigma-GPT."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.target_position_embedding = nn.Embedding(shape.positions, shape.width)
+
+    def enter(self, x: Tensor, target: Tensor) -> Tensor:
+        return x + self.target_position_embedding(target)
+
+
+class Layer(Injection):
+    """Add a target-position embedding of each block's own at its input."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.target_position_embeddings = nn.ModuleList(
+            nn.Embedding(shape.positions, shape.width) for _ in range(shape.layers)
+        )
+
+    def at_block(
+        self, layer: int, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+        return x + self.target_position_embeddings[layer](target), None
+
+
+class AdaLN(Injection):
+    """Shift, scale and gate every block by the target position: AO-GPT.
+
+    The modulation depends on the position alone, so it is computed once per position and gathered.
+    """
+
+    def __init__(self, shape: Shape, condition: int = 128):
+        super().__init__()
+        self.gate_start = shape.gate_start
+        self.target_position_embedding = nn.Embedding(shape.positions, condition)
+        self.block_maps = nn.ModuleList(nn.Linear(condition, 6 * shape.width) for _ in range(shape.layers))
+        self.final_map = nn.Linear(condition, 2 * shape.width)
+
+    def _gather(self, linear: nn.Module, target: Tensor, parts: int) -> tuple[Tensor, ...]:
+        table = linear(functional.silu(self.target_position_embedding.weight))  # (T, parts * C)
+        return functional.embedding(target, table).chunk(parts, -1)  # each (B, n, C)
+
+    def at_block(
+        self, layer: int, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._gather(self.block_maps[layer], target, 6)
+        return x, ((shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate))
+
+    def at_end(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale = self._gather(self.final_map, target, 2)
+        return shift, scale
+
+    def finish_init(self) -> None:
+        for linear in self.block_maps:
+            assert isinstance(linear, nn.Linear)
+            with torch.no_grad():
+                gates = linear.bias.view(6, -1)[[2, 5]]
+                linear.bias.view(6, -1)[[2, 5]] = torch.full_like(gates, self.gate_start)
+
+
+class Rotary(Injection):
+    """Rotate queries by the target's position and keys by the slot's own, so that attention sees their distance."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        half = shape.width // shape.heads // 2
+        frequency = shape.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angle = torch.outer(torch.arange(shape.positions + 1, dtype=torch.float64), frequency)  # (T + 1, d/2)
+        self.register_buffer("cosine", angle.cos().float(), persistent=False)
+        self.register_buffer("sine", angle.sin().float(), persistent=False)
+        self.cosine: Tensor
+        self.sine: Tensor
+
+    def _angles(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.cosine[index].unsqueeze(1).to(dtype), self.sine[index].unsqueeze(1).to(dtype)  # (B, 1, n, d/2)
+
+    def rotation(self, own: Tensor, target: Tensor, dtype: torch.dtype) -> Rotation:
+        return self._angles(target + 1, dtype), self._angles(own, dtype)  # position p stands at p + 1
+
+
+class Together(Injection):
+    """Several injections, one after the other."""
+
+    def __init__(self, parts: list[Injection]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def _parts(self) -> list[Injection]:
+        return [part for part in self.parts if isinstance(part, Injection)]
+
+    def enter(self, x: Tensor, target: Tensor) -> Tensor:
+        for part in self._parts():
+            x = part.enter(x, target)
+        return x
+
+    def at_block(
+        self, layer: int, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+        found = None
+        for part in self._parts():
+            x, modulation = part.at_block(layer, x, target)
+            found = found or modulation
+        return x, found
+
+    def rotation(self, own: Tensor, target: Tensor, dtype: torch.dtype) -> Rotation | None:
+        found = (part.rotation(own, target, dtype) for part in self._parts())
+        return next((rotation for rotation in found if rotation is not None), None)
+
+    def at_end(self, target: Tensor) -> tuple[Tensor, Tensor] | None:
+        found = (part.at_end(target) for part in self._parts())
+        return next((modulation for modulation in found if modulation is not None), None)
+
+    def finish_init(self) -> None:
+        for part in self._parts():
+            part.finish_init()
+
+
+KINDS: dict[str, Callable[[Shape], Injection]] = {"add": Add, "layer": Layer, "adaln": AdaLN, "rotary": Rotary}
+
+
+def make_injection(text: str, shape: Shape) -> Injection | None:
+    """Build the injection of a text such as `adaln+rotary`; `none` gives None, a model of one order."""
+    if text == "none":
+        return None
+    names = text.split("+")
+    if len(set(names)) < len(names) or not set(names) <= set(KINDS):
+        raise InputError(
+            f"unknown injection {text!r}; accepted: none, {', '.join(KINDS)}, "
+            "or several different ones joined by +, such as adaln+rotary"
+        )
+    parts = [KINDS[name](shape) for name in names]
+    return parts[0] if len(parts) == 1 else Together(parts)

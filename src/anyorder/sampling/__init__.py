@@ -1,0 +1,1 @@
+"""Sampling: write tokens in any order."""

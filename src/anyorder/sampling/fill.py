@@ -1,0 +1,103 @@
+"""Infilling: write the blank positions of a text one by one, in any order, each from the model's conditional."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anyorder import orders
+from anyorder.errors import InputError
+from anyorder.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What was written: everything in natural positions, except `order`."""
+
+    tokens: Tensor  # (B, T) with the blanks filled
+    order: Tensor  # (B, T) known positions first, then the blanks in the order they were written in
+    logprobs: Tensor  # (B, T) of each written token under the distribution it was drawn from, 0 where known
+    forward_passes: int
+    token_forwards: int
+
+
+@torch.no_grad()
+def fill(
+    model: Decoder,
+    tokens: Tensor,
+    blanks: Tensor,
+    order: str | Tensor = "left_to_right",
+    temperature: float = 1.0,
+    allowed: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Filled:
+    """Fill tokens (B, T) where blanks (B, T) is true, reading the known ones first.
+
+    `order` names an order distribution or is a (B, T) tensor; the blanks are written in the order it puts them in.
+    `allowed` is a mask that broadcasts to (B, T, V): which tokens each position may take. Temperature 0 is greedy.
+    """
+    batch, length = tokens.shape
+    if blanks.shape != tokens.shape or blanks.dtype != torch.bool:
+        raise InputError(
+            f"blanks {tuple(blanks.shape)} of {blanks.dtype} do not match tokens {tuple(tokens.shape)}; "
+            "accepted: a bool mask of the same shape"
+        )
+    if not 0 <= temperature < float("inf"):
+        raise InputError(f"temperature is {temperature}; accepted: 0 (greedy) or more")
+    if length > model.config.positions:
+        raise InputError(
+            f"the text has {length} tokens; accepted: at most {model.config.positions}, the model's positions"
+        )
+    whole = _known_first(blanks, _draw(order, tokens, generator))  # (B, T)
+    written = tokens.masked_fill(blanks, 0)
+    logprobs = torch.zeros(batch, length)
+    known = (~blanks).sum(1)  # (B,)
+    rows = torch.arange(batch)
+    passes = forwards = 0
+    for step in range(int(blanks.sum(1).max()) if batch else 0):
+        slot = (known + step).clamp(max=length - 1)  # (B,) the slot whose target is written now
+        active = known + step < length  # (B,) rows with fewer blanks are done
+        until = int(slot.max()) + 1
+        # what stands beyond a row's own slot is not written yet; causality keeps it from being seen
+        hidden = model.hidden(written, whole[:, :until])[rows, slot]  # (B, C)
+        position = whole[rows, slot]  # (B,)
+        mask = None if allowed is None else allowed.expand(batch, length, -1)[rows, position]  # (B, V)
+        drawn, its_logprob = _draw_token(model.head(hidden).float(), mask, temperature, generator)
+        written[rows[active], position[active]] = drawn[active]
+        logprobs[rows[active], position[active]] = its_logprob[active]
+        passes += 1
+        forwards += batch * until
+    return Filled(written, whole, logprobs, passes, forwards)
+
+
+def _draw(order: str | Tensor, tokens: Tensor, generator: torch.Generator | None) -> Tensor:
+    drawn = order
+    if isinstance(drawn, str):
+        drawn = orders.parse(drawn).sample(*tokens.shape, generator)
+    orders.check(drawn, tokens)
+    if drawn.shape != tokens.shape:
+        raise InputError(f"order {tuple(drawn.shape)} does not name all of tokens {tuple(tokens.shape)}")
+    return drawn
+
+
+def _known_first(blanks: Tensor, order: Tensor) -> Tensor:
+    """Put the known positions first, left to right, and the blanks after them as `order` has them: (B, T) -> (B, T)."""
+    length = order.shape[1]
+    rank = order.argsort(1)  # (B, T): when `order` reveals each position
+    return torch.where(blanks, length + rank, torch.arange(length)).argsort(1)
+
+
+def _draw_token(
+    logits: Tensor, allowed: Tensor | None, temperature: float, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Draw one token a row: logits (B, V) -> tokens (B,), log-probabilities (B,)."""
+    if allowed is not None:
+        if not allowed.any(-1).all():
+            raise InputError("a blank has no allowed token; accepted: at least one for each position")
+        logits = logits.masked_fill(~allowed, float("-inf"))
+    logprobs = (logits / temperature if temperature > 0 else logits).log_softmax(-1)
+    if temperature > 0:
+        drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)  # (B, 1)
+    else:
+        drawn = logprobs.argmax(-1, keepdim=True)
+    return drawn[:, 0], logprobs.gather(1, drawn)[:, 0]

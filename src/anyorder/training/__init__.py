@@ -1,0 +1,1 @@
+"""Training: optimizers, schedule and EMA, the loop."""

@@ -1,0 +1,305 @@
+"""The training loop: a generator of events. Everything random in step s is drawn from (seed, s)."""
+
+import fcntl
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from anyorder import orders
+from anyorder.checkpoint import (
+    RunConfig,
+    create_run,
+    folder_of,
+    is_run,
+    load_optimizer,
+    load_weights,
+    newest_whole,
+    read_run,
+    read_tensors,
+    save,
+    set_aside_corrupt,
+    write_config,
+)
+from anyorder.config import HABITS, ModelConfig, TrainingConfig
+from anyorder.data.batches import Batches, generator_for, spread_chunks
+from anyorder.data.shards import Dataset
+from anyorder.errors import InputError
+from anyorder.evaluation.likelihood import sequence_nats
+from anyorder.models.decoder import Decoder
+from anyorder.objectives import order_nll
+from anyorder.precision import autocast, pick_device, pick_precision
+from anyorder.training.memory import keep_freed_memory
+from anyorder.training.optimizers import (
+    EMA,
+    learning_rate_share,
+    make_optimizers,
+    make_state,
+    optimizer_tensors,
+    set_learning_rate,
+)
+
+
+@dataclass(frozen=True)
+class Started:
+    step: int
+    steps: int
+    parameters: int
+    device: str
+    precision: str
+    chunks: int
+    left_over: int
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int  # number of steps done
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Validated:
+    step: int
+    nats: dict[str, float]  # by order, of the EMA weights
+
+
+@dataclass(frozen=True)
+class Saved:
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    step: int
+    finished: bool
+
+
+Event = Started | Stepped | Validated | Saved | Ended
+
+
+def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+    """Train until the last step, or until stop() says so; go on from the newest checkpoint where there is one."""
+    training = config.training
+    assert training is not None
+    distribution = orders.parse(training.orders)
+    _check_single_order(config.model, distribution)
+    stream = data.split("train", config.model.positions)
+    held_out = spread_chunks(
+        data.split("validation", config.model.positions), config.model.positions, training.validation_sequences
+    )
+    if is_run(run):
+        _check_same(run, config)
+        write_config(run, config)
+    else:
+        create_run(run, config, data.tokenizer)
+    with _alone(run):
+        yield from _Loop(run, config.model, training, distribution, Batches(
+            stream, config.model.positions, training.batch_size, training.seed
+        ), held_out).events(stop)
+
+
+def _check_single_order(model: ModelConfig, distribution: orders.OrderDistribution) -> None:
+    if model.injection == "none" and distribution != orders.LeftToRight():
+        raise InputError(
+            f"a model with injection none reads left to right only, and the orders are {distribution}; "
+            "accepted: --orders left_to_right, or another injection"
+        )
+
+
+def _check_same(run: Path, config: RunConfig) -> None:
+    """Refuse to go on with a run under a configuration it was not started with."""
+    before = read_run(run)
+    if before.training is None:
+        raise InputError(f"{run} was imported and has no optimizer state; accepted: a run that was trained here")
+    for name in ("tokenizer_sha256", "content_sha256"):
+        if getattr(before, name) != getattr(config, name):
+            what = "another tokenizer" if name == "tokenizer_sha256" else "other text or another split"
+            raise InputError(
+                f"the data were prepared with {what} than those {run} was started on; accepted: the same data"
+            )
+    for part in ("model", "training"):
+        old, new = getattr(before, part), getattr(config, part)
+        for field in fields(old):
+            was, now = getattr(old, field.name), getattr(new, field.name)
+            if was != now and field.name not in HABITS:
+                raise InputError(
+                    f"{run} was started with {field.name} = {was} and now {now} was given; "
+                    "accepted: the same to go on, or another --out"
+                )
+
+
+@contextmanager
+def _alone(run: Path) -> Iterator[None]:
+    """Hold the run's lock, which the system drops if the process dies."""
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"another process is training {run}; wait for it, or choose another --out") from None
+        yield
+
+
+class _Loop:
+    """What one process holds while it trains."""
+
+    def __init__(
+        self,
+        run: Path,
+        shape: ModelConfig,
+        training: TrainingConfig,
+        distribution: orders.OrderDistribution,
+        batches: Batches,
+        held_out: Tensor,
+    ):
+        self.run, self.training, self.distribution, self.batches = run, training, distribution, batches
+        self.device = pick_device()
+        self.precision = pick_precision(training.precision, self.device)
+        self.autocast = autocast(self.precision, self.device)
+        self.held_out = held_out.to(self.device)
+        self.model = Decoder(shape).initialise(generator_for(training.seed, "weights")).to(self.device)
+        self.optimizers = make_optimizers(self.model, training)
+        self.ema = EMA(self.model, training.ema_decay)
+        self.step = 0
+
+    def events(self, stop: Callable[[], bool]) -> Iterator[Event]:
+        keep_freed_memory()
+        saved = self._resume()
+        length = self.batches.length
+        yield Started(
+            self.step,
+            self.training.steps,
+            sum(p.numel() for p in self.model.parameters()),
+            str(self.device),
+            self.precision,
+            self.batches.count,
+            len(self.batches.stream) - self.batches.count * length,
+        )
+        with _open_metrics(self.run, self.step) as metrics:
+            while self.step < self.training.steps and not stop():
+                stepped = self._one_step(saved)
+                _write(metrics, stepped)
+                yield stepped
+                last = self.step == self.training.steps
+                if self.step % self.training.validate_every == 0 or last:
+                    validated = Validated(self.step, self._validate())
+                    _write(metrics, validated)
+                    yield validated
+                if self.step % self.training.checkpoint_every == 0 or last:
+                    saved = self._save()
+                    yield Saved(saved, folder_of(self.run, saved))
+            if saved != self.step:
+                saved = self._save()
+                yield Saved(saved, folder_of(self.run, saved))
+        yield Ended(self.step, self.step == self.training.steps)
+
+    def _resume(self) -> int | None:
+        """Take up the newest whole checkpoint; return its step."""
+        newest = newest_whole(self.run)
+        set_aside_corrupt(self.run, newest)
+        if newest is not None:
+            folder = folder_of(self.run, newest)
+            if newest > 0:
+                make_state(self.optimizers)
+                load_optimizer(folder, optimizer_tensors(self.model, self.optimizers))
+            load_weights(self.model, folder, "raw")
+            for name, tensor in read_tensors(folder / "ema.safetensors").items():
+                self.ema.average[name].copy_(tensor)
+            self.step = newest
+        return newest
+
+    def _one_step(self, saved: int | None) -> Stepped:
+        start = time.perf_counter()
+        config, step = self.training, self.step
+        share = learning_rate_share(step, config)
+        set_learning_rate(self.optimizers, share)
+        tokens = self.batches.rows(step)  # (B, T)
+        order = self.distribution.sample(
+            *tokens.shape, generator_for(config.seed, "orders", step), step / config.steps
+        )  # (B, T)
+        loss = 0.0
+        for part, its_order in zip(tokens.chunk(config.micro_batches), order.chunk(config.micro_batches), strict=True):
+            with self.autocast():
+                nats = order_nll(self.model, part.to(self.device), its_order.to(self.device)).mean()
+            (nats / config.micro_batches).backward()
+            loss += nats.item() / config.micro_batches
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            good = "there is no checkpoint yet"
+            if saved is not None:
+                good = f"the last good checkpoint is {folder_of(self.run, saved)}"
+            raise InputError(
+                f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}; {good}; "
+                "accepted: finite ones, which a lower learning rate or more warm-up may give"
+            )
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.ema.update(step)
+        self.step += 1
+        speed = tokens.numel() / (time.perf_counter() - start)
+        return Stepped(self.step, loss, share * config.learning_rate, norm, speed)
+
+    def _validate(self) -> dict[str, float]:
+        """Score the held-out chunks with the EMA weights, in the same orders at every validation."""
+
+        def averaged(tokens: Tensor, order: Tensor) -> Tensor:
+            return functional_call(self.model, self.ema.average, (tokens, order))
+
+        names = ["left_to_right", "random"] if self.model.any_order else ["left_to_right"]
+        rows = max(1, self.training.batch_size // self.training.micro_batches)
+        return {
+            name: torch.cat(
+                list(
+                    sequence_nats(
+                        averaged, self.held_out, orders.parse(name), seed=0, batch_size=rows, autocast=self.autocast
+                    )
+                )
+            ).mean().item()
+            / self.held_out.shape[1]
+            for name in names
+        }
+
+    def _save(self) -> int:
+        raw = {name: p.detach() for name, p in self.model.named_parameters()}
+        state = optimizer_tensors(self.model, self.optimizers)
+        save(self.run, self.step, raw, self.ema.average, state, self.training.keep)
+        return self.step
+
+
+@contextmanager
+def _open_metrics(run: Path, step: int) -> Iterator[IO[str]]:
+    """Open metrics.jsonl for appending, without what was written after the checkpoint that the run goes on from."""
+    path = run / "metrics.jsonl"
+    kept = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError, TypeError):
+                continue  # a line cut short by a kill
+    path.write_text("".join(kept), encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        yield file
+
+
+def _write(metrics: IO[str], event: Stepped | Validated) -> None:
+    line = (
+        {"step": event.step, "validation": event.nats}
+        if isinstance(event, Validated)
+        else {field.name: getattr(event, field.name) for field in fields(event)}
+    )
+    metrics.write(json.dumps(line) + "\n")
+    metrics.flush()
