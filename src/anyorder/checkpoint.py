@@ -104,7 +104,9 @@ def save(
     final = folder_of(run, step)
     with new_folder(final, _survivor(run)) as folder:
         for name, tensors in (("model", raw), ("ema", ema)):
-            save_file({key: t.detach().contiguous() for key, t in tensors.items()}, folder / f"{name}.safetensors")
+            path = folder / f"{name}.safetensors"
+            save_file({key: t.detach().contiguous() for key, t in tensors.items()}, path)
+            path.chmod(0o644)  # the library makes it the owner's alone
         if optimizer:
             with _quiet_distributed():
                 distributed_checkpoint.save(dict(optimizer), checkpoint_id=folder / "optimizer", no_dist=True)
@@ -143,14 +145,16 @@ def verify(folder: Path) -> str | None:
 
 
 def newest_whole(run: Path) -> int | None:
-    """Find the newest checkpoint that is as it was written, warning of each that is not; None if there never was one."""
+    """Find the newest checkpoint that is as it was written, warn of each that is not; None if there never was one."""
     steps = steps_of(run)
     for step in reversed(steps):
         wrong = verify(folder_of(run, step))
         if wrong is None:
             return step
         older = "looking for an older one" if step != steps[0] else "there is no older one"
-        warnings.warn(f"checkpoint {folder_of(run, step)} is corrupt ({wrong}); {older}", CorruptCheckpoint, stacklevel=2)
+        warnings.warn(
+            f"checkpoint {folder_of(run, step)} is corrupt ({wrong}); {older}", CorruptCheckpoint, stacklevel=2
+        )
     if steps:
         raise InputError(f"{run} has no whole checkpoint: all {len(steps)} are corrupt; move them away to start again")
     return None

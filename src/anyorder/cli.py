@@ -17,27 +17,25 @@ from tyro.conf import Positional, arg
 
 from anyorder import checkpoint, orders
 from anyorder.config import Preset, preset
-from anyorder.data.batches import spread_chunks
 from anyorder.data.corpora import open_corpus
 from anyorder.data.prepare import prepare as prepare_data
 from anyorder.data.shards import Dataset, open_dataset
 from anyorder.data.tokenizer import Tokenizer, load_tokenizer
 from anyorder.display import (
-    advance,
     console,
     counting_progress,
-    likelihood_table,
     preparation_progress,
     show_filled,
+    show_likelihood,
     show_training,
 )
 from anyorder.errors import InputError
-from anyorder.evaluation.likelihood import estimate, sequence_nats, xz_bits_per_byte
+from anyorder.evaluation.report import evaluate as evaluate_model
 from anyorder.files import is_full, write_text
 from anyorder.integrations.published import read_published
 from anyorder.loading import load
 from anyorder.models.decoder import Decoder
-from anyorder.precision import autocast, pick_device, pick_precision
+from anyorder.precision import Precision
 from anyorder.sampling.fill import Filled
 from anyorder.sampling.fill import fill as fill_blanks
 from anyorder.sampling.held_out import held_out_templates
@@ -110,7 +108,7 @@ class Overrides:
     """Largest norm of the gradient."""
     ema_decay: float | None = None
     """Decay of the averaged weights."""
-    precision: Literal["auto", "bf16", "fp32"] | None = None
+    precision: Precision | None = None
     """Number type of products; auto takes bf16 where the device has it."""
     seed: int | None = None
     """Seed of weights, batches and orders."""
@@ -143,11 +141,9 @@ class Overrides:
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if "orders" in given:
             given["orders"] = str(orders.parse(given["orders"]))
-        model, training = (
-            dataclasses.replace(part, **{n: v for n, v in given.items() if hasattr(part, n)})
-            for part in (to.model, to.training)
-        )
-        return Preset(model, training)
+        model = {name: value for name, value in given.items() if hasattr(to.model, name)}
+        training = {name: value for name, value in given.items() if hasattr(to.training, name)}
+        return Preset(dataclasses.replace(to.model, **model), dataclasses.replace(to.training, **training))
 
 
 def train(
@@ -181,8 +177,8 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 32,
     limit: int | None = None,
-    weights: Literal["ema", "raw"] = "ema",
-    precision: Literal["auto", "bf16", "fp32"] = "fp32",
+    weights: checkpoint.Weights = "ema",
+    precision: Precision = "fp32",
     xz: bool = False,
     json_file: Annotated[Path | None, arg(name="json")] = None,
 ) -> None:
@@ -200,64 +196,21 @@ def evaluate(
         xz: Also state what `xz -9e` makes of the same text.
         json_file: Write the figures there too.
     """
-    if orders < 1 or batch_size < 1 or (limit is not None and limit < 1):
-        raise InputError("--orders, --batch-size and --limit take 1 or more")
     dataset = open_dataset(data)
     model, _ = _load_for(run, dataset, weights)
-    report = _evaluate(model, dataset, orders, seed, batch_size, limit, precision, xz)
-    report = {"run": str(run), "weights": weights, **report}
-    title = f"{run} on {report['tokens']:,} held-out tokens ({report['left_over']} left over), {report['precision']}"
-    console.print(likelihood_table(report["results"], title))
+    with counting_progress() as report:
+        figures = evaluate_model(model, dataset, orders, seed, batch_size, limit, precision, xz, report)
+    left_over = f", {figures['left_over']} left over" if limit is None else ""
+    show_likelihood(
+        figures,
+        f"{run} on {figures['tokens']:,} held-out tokens ({figures['sequences']:,} sequences{left_over}), "
+        f"{figures['precision']}",
+    )
     if json_file is not None:
-        write_text(json_file, json.dumps(report, indent=1) + "\n")
+        write_text(json_file, json.dumps({"run": str(run), "weights": weights, **figures}, indent=1) + "\n")
 
 
-def _evaluate(
-    model: Decoder,
-    dataset: Dataset,
-    repeats: int,
-    seed: int,
-    batch_size: int,
-    limit: int | None,
-    precision: Literal["auto", "bf16", "fp32"],
-    xz: bool,
-) -> dict[str, Any]:
-    length = model.config.positions
-    stream = dataset.split("validation", length)
-    rows = spread_chunks(stream, length, limit)
-    device = pick_device()
-    number_type = pick_precision(precision, device)
-    model.to(device)
-    byte_lengths = dataset.tokenizer.byte_lengths()
-    asked: dict[str, tuple[orders.OrderDistribution, int]] = {"left to right": (orders.LeftToRight(), 1)}
-    if model.any_order:
-        asked["any order"] = (orders.Random(), repeats)
-    results: list[dict[str, object]] = []
-    for name, (distribution, times) in asked.items():
-        parts = []
-        with counting_progress(name, len(rows)) as progress:
-            for part in sequence_nats(
-                model, rows.to(device), distribution, seed, times, batch_size, autocast(number_type, device)
-            ):
-                parts.append(part)
-                advance(progress, len(part))
-        found = estimate(torch.cat(parts), rows, byte_lengths, times)
-        results.append({"name": name, **dataclasses.asdict(found), "perplexity": found.perplexity})
-    if xz:
-        text = dataset.tokenizer.decode_bytes(rows.flatten().tolist())
-        results.append({"name": "xz -9e", "bits_per_byte": xz_bits_per_byte(text), "sequences": len(rows)})
-    left_over = len(stream) - len(stream) // length * length
-    return {
-        "data": dataset.content_sha256,
-        "tokens": rows.numel(),
-        "left_over": left_over,
-        "precision": number_type,
-        "seed": seed,
-        "results": results,
-    }
-
-
-def _load_for(run: Path, dataset: Dataset, weights: Literal["ema", "raw"]) -> tuple[Decoder, Tokenizer]:
+def _load_for(run: Path, dataset: Dataset, weights: checkpoint.Weights) -> tuple[Decoder, Tokenizer]:
     """Load a model and make sure that the data speak its language."""
     model, tokenizer = load(run, weights)
     if tokenizer is not None and tokenizer.sha256 != dataset.tokenizer_sha256:
@@ -282,7 +235,7 @@ def fill(
     samples: int = 1,
     seed: int = 0,
     held_out: Path | None = None,
-    weights: Literal["ema", "raw"] = "ema",
+    weights: checkpoint.Weights = "ema",
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Fill the blanks of a text, and show the order they were written in.
@@ -352,7 +305,9 @@ def _filled_json(out: Filled, case: Template, tokenizer: Tokenizer) -> dict[str,
     }
 
 
-def import_(source: Annotated[Positional[Path], arg(metavar="CHECKPOINT.pt")], /, out: Path, tokenizer: Path | None = None) -> None:
+def import_(
+    source: Annotated[Positional[Path], arg(metavar="CHECKPOINT.pt")], /, out: Path, tokenizer: Path | None = None
+) -> None:
     """Turn a published AO-GPT or sigma-GPT checkpoint into a run that the other commands read.
 
     Args:
@@ -369,7 +324,9 @@ def import_(source: Annotated[Positional[Path], arg(metavar="CHECKPOINT.pt")], /
         )
     config = checkpoint.RunConfig("published", published.config, None, given.sha256 if given else None, None)
     checkpoint.create_run(out, config, given)
-    raw, ema = ({n: t for n, t in w.items() if not _tied(published.config.tied_head, n)} for w in (published.raw, published.ema))
+    raw, ema = (
+        {n: t for n, t in w.items() if not _tied(published.config.tied_head, n)} for w in (published.raw, published.ema)
+    )
     folder = checkpoint.save(out, published.step, raw, ema, {}, keep=1)
     console.print(f"{source} is now {folder}, {'with' if given else 'without'} a tokenizer")
 
@@ -396,7 +353,7 @@ def _stop_on_signal() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-COMMANDS = {"prepare": prepare, "train": train, "evaluate": evaluate, "fill": fill, "import": import_}
+COMMANDS: dict[str, Any] = {"prepare": prepare, "train": train, "evaluate": evaluate, "fill": fill, "import": import_}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,6 +8,9 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from anyorder.errors import InputError
 
+C = TypeVar("C")
+Precision = Literal["auto", "bf16", "fp32"]  # of matrix products; "auto" is bf16 where the device has it
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -56,7 +59,7 @@ class TrainingConfig:
     beta2: float = 0.95
     clip: float = 1.0
     ema_decay: float = 0.9999
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Precision = "auto"
     seed: int = 0
     checkpoint_every: int = 1000
     validate_every: int = 500
@@ -72,8 +75,6 @@ class TrainingConfig:
                 f"batch_size {self.batch_size} does not divide into {self.micro_batches} micro-batches of equal size"
             )
 
-
-C = TypeVar("C")
 
 HABITS = ("checkpoint_every", "validate_every", "validation_sequences", "keep")
 
@@ -184,7 +185,9 @@ def from_json(kind: type[C], fields: object, where: str) -> C:
         raise InputError(f"{where} holds {json.dumps(fields)[:40]} where the fields of {kind.__name__} should be")
     unknown = sorted(set(fields) - set(types))
     if unknown:
-        raise InputError(f"{where} has {', '.join(unknown)}, which {kind.__name__} does not; accepted: {', '.join(types)}")
+        raise InputError(
+            f"{where} has {', '.join(unknown)}, which {kind.__name__} does not; accepted: {', '.join(types)}"
+        )
     for name, value in fields.items():
         accepted = get_args(types[name]) if get_args(types[name]) else None
         wrong = value not in accepted if accepted else not isinstance(value, _json_types(types[name]))

@@ -2,11 +2,13 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -20,7 +22,7 @@ PLAIN_SECONDS = 15.0  # without a terminal: one line of progress in so many seco
 
 
 @contextmanager
-def _progress(what: str, total: int | None, start: int = 0) -> Iterator[tuple[Progress, int]]:
+def _progress(what: str, total: int | None, start: int = 0) -> Iterator[tuple[Progress, TaskID]]:
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -37,6 +39,9 @@ def show_training(events: Iterator[Event], run: str) -> None:
     """Show a run as it goes: a live line in a terminal, one line every few seconds elsewhere."""
     started = next(events)
     assert isinstance(started, Started)
+    if started.step == started.steps:
+        console.print(f"{run} has all its {started.steps} steps already")
+        return
     begin = "starts" if started.step == 0 else f"goes on from step {started.step}"
     console.print(
         f"{run} {begin}, of {started.steps} steps: {started.parameters:,} parameters on {started.device} in "
@@ -71,7 +76,7 @@ def show_training(events: Iterator[Event], run: str) -> None:
 class PreparationProgress:
     """Show how much text has passed in each phase of preparation."""
 
-    def __init__(self, progress: Progress, task: int):
+    def __init__(self, progress: Progress, task: TaskID):
         self.progress, self.task, self.last = progress, task, time.monotonic()
 
     def __call__(self, phase: str, size: int) -> None:
@@ -88,32 +93,27 @@ def preparation_progress() -> Iterator[PreparationProgress]:
 
 
 @contextmanager
-def counting_progress(what: str, total: int) -> Iterator[Progress]:
-    """Show a bar that `advance(progress)` moves."""
-    with _progress(what, total) as (progress, _):
-        yield progress
+def counting_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar that moves at each call with what is done, how much, and of how much."""
+    with _progress("", None) as (progress, task):
+        yield lambda what, done, of: progress.update(task, description=what, completed=done, total=of)
 
 
-def advance(progress: Progress, count: int) -> None:
-    progress.advance(progress.task_ids[0], count)
-
-
-def likelihood_table(rows: list[dict[str, object]], title: str) -> Table:
-    """Lay out estimates; a missing figure is a dash."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("order")
-    for name in ("nats per token", "perplexity", "bits per byte", "sequences", "orders"):
-        table.add_column(name, justify="right")
-    for row in rows:
+def show_likelihood(report: dict[str, Any], title: str) -> None:
+    """Print a table of estimates; a missing figure is a dash."""
+    columns = ("order", "nats per token", "perplexity", "bits per byte")
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "order" else "right", no_wrap=True)
+    for row in report["results"]:
+        times = row.get("orders", 1)
         table.add_row(
-            str(row["name"]),
+            f"{row['name']}, mean of {times} orders" if times > 1 else row["name"],
             _with_error(row.get("nats_per_token"), row.get("nats_error"), 4),
             _with_error(row.get("perplexity"), None, 2),
             _with_error(row.get("bits_per_byte"), row.get("bits_error"), 4),
-            str(row.get("sequences", "-")),
-            str(row.get("orders", "-")),
         )
-    return table
+    console.print(table)
 
 
 def _with_error(value: object, error: object, digits: int) -> str:
@@ -128,16 +128,23 @@ def show_filled(tokens: Tensor, blanks: Tensor, order: Tensor, tokenizer: Tokeni
     for piece in pieces_of(tokens, blanks, tokenizer):
         if piece.written:
             text.append(" " if piece.text.startswith(" ") else "")
-            text.append(f"[{piece.text.strip(' ')}]", style="bold green")
+            text.append(f"[{_printable(piece.text.strip(' '))}]", style="bold green")
         else:
-            text.append(piece.text)
+            text.append(_printable(piece.text))
     console.print(text)
     written = Text("  written in this order: ", style="dim")
     for number, position in enumerate(writing_order(order, blanks), 1):
-        written.append(f"{number}:", style="dim").append(tokenizer.decode([int(tokens[position])]).strip(), "green")
+        written.append(f"{number}:", style="dim").append(
+            _printable(tokenizer.decode([int(tokens[position])]).strip()), "green"
+        )
         written.append(" ")
     console.print(written)
     if truth is not None:
         original = (piece.text.strip() for piece in pieces_of(truth, blanks, tokenizer) if piece.written)
         console.print(Text(f"  the original has: {' … '.join(original)}", style="dim"))
     console.print()
+
+
+def _printable(text: str) -> str:
+    """Replace what would steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

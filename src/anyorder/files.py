@@ -32,8 +32,11 @@ def new_folder(final: Path, survives: str) -> Iterator[Path]:
         temporary.rename(final)
         sync(final.parent)
     except BaseException as error:
+        # torch reports a full disk as an error about file positions, and some of its errors are no Exceptions
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        full = is_full(error) or (not interrupted and _has_no_room(temporary))
         shutil.rmtree(temporary, ignore_errors=True)
-        if is_full(error):
+        if full:
             raise InputError(f"no space left on the device while writing {final}; {survives}") from error
         raise
 
@@ -45,13 +48,22 @@ def remove_leftovers(final: Path) -> None:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Tell whether a full disk is behind an error, however deep libraries have wrapped it."""
+    """Tell whether an error, or one that it came from, says that the disk is full."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return True
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         error = error.__cause__ or error.__context__
+    return False
+
+
+def _has_no_room(folder: Path) -> bool:
+    """Tell whether the disk refuses another MiB."""
+    try:
+        (folder / "probe").write_bytes(bytes(2**20))
+    except OSError as error:
+        return error.errno in FULL
     return False
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["auto", "bf16", "fp32"]
+from anyorder.config import Precision
 
 
 def pick_device() -> torch.device:

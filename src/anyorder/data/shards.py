@@ -129,7 +129,7 @@ class Dataset:
         return stream
 
 
-def content_hash(splits: dict[str, Any], tokenizer_sha256: str) -> str:
+def content_hash(splits: dict[Split, Any], tokenizer_sha256: str) -> str:
     """Hash what the shards' hashes say, so that two people can compare one number."""
     lines = [tokenizer_sha256, *(f"{s['file']} {s['sha256']}" for name in SPLITS for s in splits[name]["shards"])]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -21,7 +21,9 @@ class Tokenizer:
     def __init__(self, backend: Backend):
         end = backend.token_to_id(END_OF_TEXT)
         if end is None:
-            end = next((i for i in map(backend.token_to_id, ("</s>", "<eos>", "[SEP]", "[EOS]")) if i is not None), None)
+            end = next(
+                (i for i in map(backend.token_to_id, ("</s>", "<eos>", "[SEP]", "[EOS]")) if i is not None), None
+            )
         if end is None:
             raise InputError(f"the tokenizer has no end-of-text token; accepted: one that has {END_OF_TEXT} or </s>")
         backend.encode_special_tokens = True  # a document that spells the token out must not end there
@@ -59,7 +61,7 @@ class Tokenizer:
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
     def byte_lengths(self) -> np.ndarray | None:
-        """Count the bytes of text each token stands for, (V,), the end of text 0; None where a token alone does not say."""
+        """Count the bytes of each token, (V,), 0 for the end of text; None where a token alone does not say."""
         if not self.byte_level():
             return None
         lengths = np.array([len(piece) for piece in self.pieces()])  # byte-level spells one byte as one character

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from anyorder.data.batches import generator_for
-from anyorder.objectives import order_nll
+from anyorder.objectives import Model, order_nll
 from anyorder.orders import OrderDistribution
 
 DRAW = 64  # orders are drawn for this many sequences at a time, so that no figure depends on the batch size
-Model = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,12 @@ def sequence_nats(
     ]  # each (N, T)
     with torch.no_grad(), autocast():
         for start in range(0, count, batch_size):
-            here = slice(start, start + batch_size)
-            total = sum(order_nll(model, rows[here], order[here].to(rows.device)).double().sum(1) for order in drawn)
-            assert isinstance(total, Tensor)
-            yield (total / repeats).cpu()
+            here = rows[start : start + batch_size]
+            nats = [
+                order_nll(model, here, order[start : start + batch_size].to(here.device)).double().sum(1)
+                for order in drawn
+            ]  # each (b,)
+            yield torch.stack(nats).mean(0).cpu()
 
 
 def estimate(nats: Tensor, rows: Tensor, byte_lengths: np.ndarray | None, orders: int = 1) -> Estimate:

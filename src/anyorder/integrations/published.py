@@ -66,7 +66,7 @@ def read_published(path: Path) -> Published:
             positions=arguments["block_size"],
             vocabulary=arguments["vocab_size"],
             injection="adaln" if adaln else "add",
-            norm="layer" if layer_norm or not arguments["bias"] and not adaln else "rms",
+            norm="layer" if layer_norm or (not arguments["bias"] and not adaln) else "rms",
             qk_norm="transformer.h.0.attn.q_norm.weight" in raw,
             bias=arguments["bias"],
             tied_head=tied,
@@ -82,7 +82,9 @@ def read_published(path: Path) -> Published:
             with torch.device("meta"):
                 Decoder(config).load_state_dict(weights, assign=True)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise InputError(f"{path} is not laid out as expected ({str(error).strip().splitlines()[0]}); {ACCEPTED}") from None
+        raise InputError(
+            f"{path} is not laid out as expected ({str(error).strip().splitlines()[0]}); {ACCEPTED}"
+        ) from None
     return found
 
 
@@ -94,9 +96,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} cannot be read as a checkpoint ({reason[:120]}); {ACCEPTED}") from None
-    missing = [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint] if isinstance(
-        checkpoint, dict
-    ) else ["a dictionary"]
+    missing = (
+        [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint]
+        if isinstance(checkpoint, dict)
+        else ["a dictionary"]
+    )
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; {ACCEPTED}")
     return checkpoint

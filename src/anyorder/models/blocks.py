@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Modulation = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate: each (B, n, C)
-Rotation = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # (cosine, sine) for queries, and for keys: (B, 1, n, d/2)
+Rotation = tuple[
+    tuple[Tensor, Tensor], tuple[Tensor, Tensor]
+]  # (cosine, sine) for queries, and for keys: (B, 1, n, d/2)
 
 
 class RMSNorm(nn.Module):

@@ -73,9 +73,12 @@ class Decoder(nn.Module):
         orders.check(order, tokens)
         if tokens.shape[1] > self.config.positions:
             raise InputError(
-                f"the text has {tokens.shape[1]} tokens; accepted: at most {self.config.positions}, the model's positions"
+                f"the text has {tokens.shape[1]} tokens; "
+                f"accepted: at most {self.config.positions}, the model's positions"
             )
-        if not self.any_order and not torch.equal(order, torch.arange(order.shape[1], device=order.device).expand_as(order)):
+        if not self.any_order and not torch.equal(
+            order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+        ):
             raise InputError(
                 "this model was built with injection none and reads left to right only, and another order was given; "
                 "accepted: left_to_right"

@@ -69,9 +69,7 @@ class Layer(Injection):
             nn.Embedding(shape.positions, shape.width) for _ in range(shape.layers)
         )
 
-    def at_block(
-        self, layer: int, x: Tensor, target: Tensor
-    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+    def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
         return x + self.target_position_embeddings[layer](target), None
 
 
@@ -92,9 +90,7 @@ class AdaLN(Injection):
         table = linear(functional.silu(self.target_position_embedding.weight))  # (T, parts * C)
         return functional.embedding(target, table).chunk(parts, -1)  # each (B, n, C)
 
-    def at_block(
-        self, layer: int, x: Tensor, target: Tensor
-    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+    def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._gather(self.block_maps[layer], target, 6)
         return x, ((shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate))
 
@@ -145,9 +141,7 @@ class Together(Injection):
             x = part.enter(x, target)
         return x
 
-    def at_block(
-        self, layer: int, x: Tensor, target: Tensor
-    ) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
+    def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
         found = None
         for part in self._parts():
             x, modulation = part.at_block(layer, x, target)

@@ -73,7 +73,7 @@ def fill(
 def _draw(order: str | Tensor, tokens: Tensor, generator: torch.Generator | None) -> Tensor:
     drawn = order
     if isinstance(drawn, str):
-        drawn = orders.parse(drawn).sample(*tokens.shape, generator)
+        drawn = orders.parse(drawn).sample(tokens.shape[0], tokens.shape[1], generator)
     orders.check(drawn, tokens)
     if drawn.shape != tokens.shape:
         raise InputError(f"order {tuple(drawn.shape)} does not name all of tokens {tuple(tokens.shape)}")

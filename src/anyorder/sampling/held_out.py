@@ -12,18 +12,21 @@ from anyorder.errors import InputError
 from anyorder.sampling.template import SPACE, Template
 
 BLANKS, WORDS = 2, 3  # blanks in a text, words in a blank
+TRIES = 40  # stretches of text looked at for each passage
 
 
 def held_out_templates(data: Dataset, length: int, count: int, seed: int) -> list[tuple[Template, Tensor]]:
     """Cut `count` passages of whole sentences from the validation split; return templates and the true tokens (T,)."""
     tokenizer = data.tokenizer
     if not tokenizer.byte_level():
-        raise InputError("held-out sentences are cut at words, which needs a byte-level tokenizer such as bpe:N or gpt2")
+        raise InputError(
+            "held-out sentences are cut at words, which needs a byte-level tokenizer such as bpe:N or gpt2"
+        )
     found = []
-    for number, chunk in enumerate(spread_chunks(data.split("validation", length), length, 8 * count)):
+    for number, chunk in enumerate(spread_chunks(data.split("validation", length), length, TRIES * count)):
         tokens = torch.tensor(tokenizer.encode(_whole_sentences(tokenizer.decode(chunk.tolist()))), dtype=torch.long)
         starts = _word_starts(tokens.tolist(), tokenizer)
-        if len(tokens) > length or len(starts) < 4 * BLANKS * WORDS:
+        if len(tokens) > length or len(starts) < BLANKS * (WORDS + 2):
             continue
         found.append((_blank_words(tokens, starts, generator_for(seed, "held out", number)), tokens))
         if len(found) == count:

@@ -101,13 +101,14 @@ def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] 
     )
     if is_run(run):
         _check_same(run, config)
+    batches = Batches(stream, config.model.positions, training.batch_size, training.seed)
+    loop = _Loop(run, config.model, training, distribution, batches, held_out)
+    if is_run(run):
         write_config(run, config)
     else:
         create_run(run, config, data.tokenizer)
     with _alone(run):
-        yield from _Loop(run, config.model, training, distribution, Batches(
-            stream, config.model.positions, training.batch_size, training.seed
-        ), held_out).events(stop)
+        yield from loop.events(stop)
 
 
 def _check_single_order(model: ModelConfig, distribution: orders.OrderDistribution) -> None:
@@ -225,9 +226,8 @@ class _Loop:
         share = learning_rate_share(step, config)
         set_learning_rate(self.optimizers, share)
         tokens = self.batches.rows(step)  # (B, T)
-        order = self.distribution.sample(
-            *tokens.shape, generator_for(config.seed, "orders", step), step / config.steps
-        )  # (B, T)
+        generator = generator_for(config.seed, "orders", step)
+        order = self.distribution.sample(len(tokens), tokens.shape[1], generator, step / config.steps)  # (B, T)
         loss = 0.0
         for part, its_order in zip(tokens.chunk(config.micro_batches), order.chunk(config.micro_batches), strict=True):
             with self.autocast():
@@ -259,17 +259,17 @@ class _Loop:
 
         names = ["left_to_right", "random"] if self.model.any_order else ["left_to_right"]
         rows = max(1, self.training.batch_size // self.training.micro_batches)
-        return {
+        nats = {
             name: torch.cat(
                 list(
                     sequence_nats(
                         averaged, self.held_out, orders.parse(name), seed=0, batch_size=rows, autocast=self.autocast
                     )
                 )
-            ).mean().item()
-            / self.held_out.shape[1]
+            )
             for name in names
-        }
+        }  # each (N,)
+        return {name: found.mean().item() / self.held_out.shape[1] for name, found in nats.items()}
 
     def _save(self) -> int:
         raw = {name: p.detach() for name, p in self.model.named_parameters()}

@@ -1,0 +1,63 @@
+"""What the tests share: small text, small data, small models."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyorder.config import ModelConfig
+from anyorder.data.batches import generator_for
+from anyorder.data.corpora import open_corpus
+from anyorder.data.prepare import prepare
+from anyorder.data.shards import Dataset, open_dataset
+from anyorder.models.decoder import Decoder
+
+GOLDEN = Path(__file__).parent / "golden"
+INJECTIONS = ("add", "layer", "adaln", "rotary", "add+rotary", "layer+rotary", "adaln+rotary")
+
+PLAIN = (
+    "the of and to in we our people government congress nation year world peace war law great public "
+    "must shall every country states power time work right free union naïve “quoted” 1845 café"
+)
+WORDS = PLAIN.split()
+
+
+def text(words: int, seed: int) -> str:
+    """Write prose of a kind: words, sentences, paragraphs."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(1, words + 1):
+        made.append(draw.choice(WORDS) + (".\n\n" if number % 60 == 0 else ". " if number % 12 == 0 else " "))
+    return "".join(made).strip() + "\n"
+
+
+def write_texts(folder: Path, documents: int = 40, words: int = 300) -> list[str]:
+    """Write some .txt documents; return the glob that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        (folder / f"{number:03d}.txt").write_text(text(words, number), encoding="utf-8")
+    return [str(folder / "*.txt")]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A small prepared data set."""
+    folder = tmp_path_factory.mktemp("data")
+    prepare(open_corpus(write_texts(folder / "texts")), folder / "prepared", "bpe:300", validation=0.2)
+    return open_dataset(folder / "prepared")
+
+
+SMALL = ModelConfig(layers=2, heads=2, width=32, positions=16, vocabulary=64)
+
+
+def small_model(seed: int = 0, scale: float = 5.0, **changes: object) -> Decoder:
+    """Make an untrained model whose weights are large enough that its predictions differ from slot to slot."""
+    config = dataclasses.replace(SMALL, **changes)  # type: ignore[arg-type]
+    model = Decoder(config).initialise(generator_for(seed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return model.eval()

@@ -1,0 +1,210 @@
+"""The command line: what each command prints, and one sentence with exit code 2 for each kind of bad input."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyorder.checkpoint import folder_of
+from anyorder.cli import main
+from anyorder.data.shards import Dataset
+from tests.conftest import GOLDEN, write_texts
+from tests.test_checkpoint import flip
+
+SHAPE = ["--layers", "2", "--width", "32", "--heads", "2", "--positions", "64", "--batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def run(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    arguments = ["train", "tiny", "--data", str(data.folder), "--out", str(out), *SHAPE, "--steps", "40"]
+    assert main([*arguments, "--checkpoint-every", "20"]) == 0
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must fail as a user's error; return its sentence."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if not line.startswith("anyorder: warning: ")]
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("anyorder: error: ")
+    return lines[0]
+
+
+def test_evaluate_agrees_with_itself_whatever_the_batch_size(
+    run: Path, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = []
+    for size in (3, 50):
+        file = tmp_path / f"{size}.json"
+        arguments = [
+            "evaluate",
+            str(run),
+            "--data",
+            str(data.folder),
+            "--batch-size",
+            str(size),
+            "--orders",
+            "2",
+            "--xz",
+        ]
+        assert main([*arguments, "--json", str(file)]) == 0
+        reports.append(json.loads(file.read_text()))
+    shown = capsys.readouterr().out
+    for one, other in zip(reports[0]["results"], reports[1]["results"], strict=True):
+        assert one["bits_per_byte"] == pytest.approx(other["bits_per_byte"], abs=1e-6)
+        assert one["name"] in shown
+    named = {result["name"]: result for result in reports[0]["results"]}
+    assert set(named) == {"left to right", "any order", "xz -9e"}
+    assert named["any order"]["orders"] == 2
+    assert f"{named['left to right']['nats_per_token']:.4f}" in shown
+
+
+def test_fill_shows_text_and_order_and_json(run: Path, data: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", str(run), "the people of {2} and the {3}.", "--samples", "2", "--order", "random"]) == 0
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"the people of *\[.*\] and the *\[.*\]\.", shown, flags=re.DOTALL)) >= 1
+    assert shown.count("written in this order: 1:") == 2
+    assert main(["fill", str(run), "the people of {2}.", "--json", "--seed", "3"]) == 0
+    filled = json.loads(capsys.readouterr().out)
+    assert filled["text"].startswith("the people of")
+    assert [w["logprob"] < 0 for w in filled["written"]] == [True, True]
+    assert main(["fill", str(run), "--held-out", str(data.folder), "--samples", "2"]) == 0
+    assert capsys.readouterr().out.count("the original has:") == 2
+
+
+def test_the_same_seed_fills_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for seed in ("1", "1", "2"):
+        main(["fill", str(run), "the {8} of", "--json", "--seed", seed])
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != shown[2]
+
+
+def test_import_makes_a_run(tmp_path: Path, data: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    import anyorder as ao
+
+    for name in ("aogpt", "sigma"):
+        assert main(["import", str(GOLDEN / f"{name}.pt"), "--out", str(tmp_path / name)]) == 0
+        expected = torch.load(GOLDEN / f"{name}_expected.pt", weights_only=True)
+        for weights in ("ema", "raw"):
+            ours, _ = ao.load(tmp_path / name, weights=weights)
+            theirs, _ = ao.load(GOLDEN / f"{name}.pt", weights=weights)
+            with torch.no_grad():
+                assert torch.equal(*(m(expected["tokens"], expected["random_order"]) for m in (ours, theirs)))
+    assert "has no tokenizer" in refused(capsys, "fill", tmp_path / "aogpt", "{2}")
+    assert "was imported" in refused(capsys, "train", "tiny", "--data", data.folder, "--out", tmp_path / "sigma")
+
+
+def test_a_second_train_command_says_that_all_is_done(
+    run: Path, data: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "tiny", "--data", str(data.folder), "--out", str(run), *SHAPE, "--steps", "40"]
+    assert main([*arguments, "--checkpoint-every", "20"]) == 0
+    assert "has all its 40 steps already" in capsys.readouterr().out
+
+
+def test_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Dataset) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
+    (tmp_path / "broken.jsonl").write_text('{"text": \n')
+    (tmp_path / "page.html").write_text("x")
+    (tmp_path / "bad.parquet").write_text("x")
+    (tmp_path / "bad.json").write_text("{}")
+    (texts,) = write_texts(tmp_path / "texts", documents=3)
+    assert "no file" in refused(capsys, "prepare", tmp_path / "absent.txt", "--out", out)
+    assert "no file" in refused(capsys, "prepare", tmp_path / "*.md", "--out", out)
+    assert "has no text" in refused(capsys, "prepare", tmp_path / "empty.txt", "--out", out)
+    assert "not UTF-8" in refused(capsys, "prepare", tmp_path / "latin.txt", "--out", out)
+    assert "name the right one with --column" in refused(capsys, "prepare", tmp_path / "rows.jsonl", "--out", out)
+    assert "line 1, is not JSON" in refused(capsys, "prepare", tmp_path / "broken.jsonl", "--out", out)
+    assert "not a kind of file" in refused(capsys, "prepare", tmp_path / "page.html", "--out", out)
+    assert "not a parquet file" in refused(capsys, "prepare", tmp_path / "bad.parquet", "--out", out)
+    assert "accepted: bpe:N" in refused(capsys, "prepare", texts, "--out", out, "--tokenizer", "bpe:9")
+    assert "accepted: bpe:N" in refused(capsys, "prepare", texts, "--out", out, "--tokenizer", "words")
+    assert "not a tokenizer" in refused(capsys, "prepare", texts, "--out", out, "--tokenizer", tmp_path / "bad.json")
+    assert "validation share" in refused(capsys, "prepare", texts, "--out", out, "--validation", "1")
+    assert "cannot be loaded" in refused(capsys, "prepare", f"hf:{tmp_path / 'nowhere'}", "--out", out)
+    assert not out.exists()
+    assert "no data folder" in refused(capsys, "train", "tiny", "--data", out, "--out", tmp_path / "run")
+    assert "no manifest" in refused(capsys, "train", "tiny", "--data", tmp_path, "--out", tmp_path / "run")
+    message = refused(capsys, "train", "tiny", "--data", data.folder, "--out", tmp_path / "run", "--positions", 2**20)
+    assert "less than one chunk" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_than_the_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (texts,) = write_texts(tmp_path / "texts")
+    assert (
+        main(["prepare", texts, "--out", str(tmp_path / "other"), "--tokenizer", "bpe:290", "--validation", "0.2"]) == 0
+    )
+    assert "another tokenizer" in refused(capsys, "evaluate", run, "--data", tmp_path / "other")
+    assert "another tokenizer" in refused(
+        capsys, "train", "tiny", "--data", tmp_path / "other", "--out", run, *SHAPE, "--steps", 40
+    )
+    assert "another tokenizer" in refused(capsys, "fill", run, "--held-out", tmp_path / "other")
+
+
+def test_bad_runs_and_arguments(run: Path, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = ["train", "tiny", "--data", data.folder, "--out", tmp_path / "new"]
+    assert "accepted: tiny, demo, small, medium" in refused(capsys, "train", "huge", *train[2:])
+    assert "accepted: left_to_right, right_to_left, random" in refused(capsys, *train, "--orders", "sideways")
+    assert "reads left to right only" in refused(capsys, *train, "--injection", "none")
+    assert "accepted: none, add" in refused(capsys, *train, "--injection", "film")
+    assert "steps is 0" in refused(capsys, *train, "--steps", "0")
+    assert "heads" in refused(capsys, *train, "--heads", "7")
+    assert "is not a run" in refused(capsys, *train[:4], "--out", tmp_path.parent)
+    assert "does not exist" in refused(capsys, "fill", tmp_path / "absent", "{2}")
+    assert "accepted: left_to_right" in refused(capsys, "fill", run, "{2}", "--order", "sideways")
+    assert "64" in refused(capsys, "fill", run, "{65}")
+    assert "no blank" in refused(capsys, "fill", run, "nothing")
+    assert "--held-out" in refused(capsys, "fill", run)
+    assert "orders" in refused(capsys, "evaluate", run, "--data", data.folder, "--orders", "0")
+    (tmp_path / "no.pt").write_text("not a checkpoint")
+    (tmp_path / "cut.pt").write_bytes((GOLDEN / "aogpt.pt").read_bytes()[:9000])
+    for name in ("no.pt", "cut.pt"):
+        assert "cannot be read as a checkpoint" in refused(
+            capsys, "import", tmp_path / name, "--out", tmp_path / "imported"
+        )
+    assert not (tmp_path / "imported").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_damaged_runs(run: Path, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    flip(folder_of(broken, 40) / "ema.safetensors")
+    assert main(["fill", str(broken), "the {2}"]) == 0
+    assert "step-40 is corrupt" in capsys.readouterr().err
+    weights = folder_of(broken, 20) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "no whole checkpoint" in refused(capsys, "fill", broken, "the {2}")
+    assert "no whole checkpoint" in refused(
+        capsys, "train", "tiny", "--data", data.folder, "--out", broken, *SHAPE, "--steps", 40, "--checkpoint-every", 20
+    )
+    (broken / "config.json").write_text("{")
+    assert "not a run's configuration" in refused(capsys, "fill", broken, "the {2}")
+
+
+def test_unknown_options_exit_with_two() -> None:
+    for arguments in (["train"], ["fly"], ["evaluate", "run", "--data", "x", "--orders", "many"]):
+        done = subprocess.run([sys.executable, "-m", "anyorder.cli", *arguments], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "fill", "import"])
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 15
