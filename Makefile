@@ -1,5 +1,6 @@
 # make demo   text to a trained any-order model to filled blanks, in minutes on two CPU cores
 # make test   linter, type checker, tests
+# make bench  measure what the README states: the demo from nothing, and preparation
 # make lock   renew requirements.lock from what .venv holds
 
 PYTHON ?= python3.11
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 DATA := datasets/sotu
 RUN := runs/demo
 
-.PHONY: demo test lock clean
+.PHONY: demo test bench lock clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -29,6 +30,10 @@ test: $(VENV)/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m benchmarks.preparing
 
 lock: $(VENV)/installed
 	{ head -1 requirements.lock; $(BIN)/pip freeze --exclude anyorder --exclude pip | sed 's/+cpu//'; } > requirements.new

@@ -105,10 +105,11 @@ def test_a_full_disk_keeps_the_previous_checkpoint(
     assert newest_whole(run) == 12
 
 
-def test_a_disk_that_really_is_full(data: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["3m", "5m", "6m"])  # so that different files are the ones that do not fit
+def test_a_disk_that_really_is_full(data: Dataset, tmp_path: Path, size: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system; the two tests above imitate one")
     try:
