@@ -87,31 +87,22 @@ class Preset:
 
 def tiny(vocabulary: int) -> Preset:
     """Trains in about a minute: for trying an idea, and for comparisons at equal tokens."""
-    return Preset(
-        ModelConfig(layers=4, heads=2, width=128, positions=64, vocabulary=_padded(vocabulary)),
-        TrainingConfig(
-            steps=600,
-            batch_size=64,
-            learning_rate=2e-3,
-            optimizer="muon",
-            muon_learning_rate=6e-3,
-            warmup=30,
-            final_learning_rate=0.0,
-            orders="mix(0.9*random, 0.1*left_to_right)",
-            ema_decay=0.99,
-            checkpoint_every=200,
-            validate_every=200,
-        ),
-    )
+    return _ours(vocabulary, heads=2, width=128, positions=64, batch_size=64, steps=600)
 
 
 def demo(vocabulary: int) -> Preset:
     """The model of `make demo`: 4 layers of 256 at 128 positions, minutes on two CPU cores."""
+    return _ours(vocabulary, heads=4, width=256, positions=128, batch_size=32, steps=700)
+
+
+def _ours(vocabulary: int, heads: int, width: int, positions: int, batch_size: int, steps: int) -> Preset:
     return Preset(
-        ModelConfig(layers=4, heads=4, width=256, positions=128, vocabulary=_padded(vocabulary)),
+        ModelConfig(
+            layers=4, heads=heads, width=width, positions=positions, vocabulary=_padded(vocabulary), injection="rotary"
+        ),
         TrainingConfig(
-            steps=700,
-            batch_size=32,
+            steps=steps,
+            batch_size=batch_size,
             learning_rate=2e-3,
             optimizer="muon",
             muon_learning_rate=6e-3,
@@ -119,8 +110,8 @@ def demo(vocabulary: int) -> Preset:
             final_learning_rate=0.0,
             orders="mix(0.9*random, 0.1*left_to_right)",
             ema_decay=0.99,
-            checkpoint_every=350,
-            validate_every=350,
+            checkpoint_every=100,
+            validate_every=100,
         ),
     )
 
