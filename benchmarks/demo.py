@@ -35,7 +35,7 @@ def main() -> int:
         bits = {result["name"]: result["bits_per_byte"] for result in report["results"]}
         fill = f".venv/bin/anyorder fill runs/demo --held-out datasets/sotu --samples {PASSAGES} --json"
         filled = subprocess.run(
-            [*fill.split(), "--order", "random", "--temperature", "0.5"],
+            [*fill.split(), "--order", "random", "--temperature", "0.3"],
             check=True,
             capture_output=True,
             text=True,

@@ -1,5 +1,10 @@
 """What the tests share: small text, small data, small models."""
 
+import os
+
+# The models here are too small for two threads, which only wait for each other: set before torch counts the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import dataclasses
 import random
 from pathlib import Path

@@ -14,6 +14,7 @@ import anyorder as ao
 from anyorder import checkpoint
 from anyorder.checkpoint import CorruptCheckpoint, folder_of, newest_whole, steps_of
 from anyorder.data.shards import Dataset
+from anyorder.data.tokenizer import make_tokenizer
 from anyorder.training.loop import Saved, train
 from tests.test_training import run_config
 
@@ -126,5 +127,18 @@ def test_a_disk_that_really_is_full(data: Dataset, tmp_path: Path, size: str) ->
 def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
     config = (run / "config.json").read_text().replace('"layers": 2', '"layers": 3')
     (run / "config.json").write_text(config)
-    with pytest.raises(ao.InputError, match=r"is of another model: blocks\.2"):
+    with pytest.raises(ao.InputError, match=r"config\.json describes another model than .*step-12"):
         ao.load(run)
+
+
+def test_a_runs_tokenizer_is_its_own(run: Path, data: Dataset) -> None:
+    path = run / "tokenizer.json"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(make_tokenizer("bpe:290", iter(["the law of the people"])).to_json(), encoding="utf-8")
+    with pytest.raises(ao.InputError, match="is not the tokenizer"):
+        ao.load(run)
+    path.unlink()
+    with pytest.raises(ao.InputError, match="no tokenizer file"):
+        ao.load(run)
+    path.write_text(whole, encoding="utf-8")
+    ao.load(run)

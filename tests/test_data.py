@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tokenizers import Tokenizer as Backend
 
 import anyorder as ao
 from anyorder.data import prepare as prepare_module
@@ -22,6 +23,7 @@ from anyorder.data.corpora import Files, open_corpus
 from anyorder.data.prepare import prepare, split_of
 from anyorder.data.shards import ShardWriter, TokenStream, open_dataset
 from anyorder.data.tokenizer import END_OF_TEXT, load_tokenizer, make_tokenizer
+from anyorder.files import new_folder, remove_leftovers
 from tests.conftest import text, write_texts
 
 
@@ -110,7 +112,7 @@ def test_shards_roll_over_and_read_across(tmp_path: Path) -> None:
     described = writer.finish()
     assert [shard["tokens"] for shard in described["shards"]] == [10, 10, 10, 5]
     shards = tuple(np.fromfile(tmp_path / shard["file"], dtype="<u2") for shard in described["shards"])
-    stream = TokenStream(shards, np.cumsum([0, *map(len, shards)]))
+    stream = TokenStream(shards, np.cumsum([0, *map(len, shards)]), 35)
     assert stream.read(8, 15).tolist() == list(range(8, 23))
     assert stream.chunks(np.array([0, 2]), 11).tolist() == [list(range(11)), list(range(22, 33))]
     for shard in described["shards"]:
@@ -125,7 +127,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 
 def test_each_epoch_visits_each_chunk_once_in_its_own_order() -> None:
-    stream = TokenStream((np.arange(1003),), np.array([0, 1003]))
+    stream = TokenStream((np.arange(1003),), np.array([0, 1003]), 1003)
     batches = Batches(stream, length=10, batch_size=20, seed=3)
     assert batches.count == 100
     epochs = [np.concatenate([batches.rows(step).numpy() for step in range(e * 5, e * 5 + 5)]) for e in range(2)]
@@ -139,7 +141,7 @@ def test_each_epoch_visits_each_chunk_once_in_its_own_order() -> None:
 
 
 def test_spread_chunks_covers_the_stream() -> None:
-    stream = TokenStream((np.arange(105),), np.array([0, 105]))
+    stream = TokenStream((np.arange(105),), np.array([0, 105]), 105)
     assert spread_chunks(stream, 10).flatten().tolist() == list(range(100))
     assert spread_chunks(stream, 10, 4)[:, 0].tolist() == [0, 20, 50, 70]
 
@@ -151,8 +153,8 @@ class Endless(Files):
         while True:
             yield from super().documents()
 
-    def sources(self) -> list[dict[str, Any]]:
-        return []
+    def describe(self) -> dict[str, Any]:
+        return {}
 
 
 def test_an_exception_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_finished(tmp_path: Path)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ao.InputError, match="there is no data folder"):
+    with pytest.raises(ao.InputError, match="does not exist and should be a data folder"):
         open_dataset(tmp_path / "out")
     prepare(open_corpus([str(tmp_path / "texts" / "*.txt")]), tmp_path / "out", "bpe:300", validation=0.4)
     assert not list(tmp_path.glob(".out.*"))  # what the killed one left is gone
@@ -199,11 +201,21 @@ def test_a_second_call_accepts_the_same_request_only(tmp_path: Path) -> None:
     corpus = open_corpus(patterns)
     first = prepare(corpus, tmp_path / "out", "bpe:300", validation=0.2)
     assert prepare(corpus, tmp_path / "out", "bpe:300", validation=0.2) == first
-    with pytest.raises(ao.InputError, match="other tokenizer"):
-        prepare(corpus, tmp_path / "out", "bpe:400", validation=0.2)
+    for changed, tokenizer, share, words in (
+        (corpus, "bpe:400", 0.2, "tokenizer"),
+        (corpus, "bpe:300", 0.3, "validation"),
+        (open_corpus(patterns, cut_text=100), "bpe:300", 0.2, "cut_text"),
+        (open_corpus(patterns, column="body"), "bpe:300", 0.2, "column"),
+    ):
+        with pytest.raises(ao.InputError, match=f"other {words}"):
+            prepare(changed, tmp_path / "out", tokenizer, validation=share)
+    file = tmp_path / "texts" / "000.txt"
+    file.write_text(file.read_text(encoding="utf-8").upper(), encoding="utf-8")  # as long as before
+    with pytest.raises(ao.InputError, match="other sources"):
+        prepare(open_corpus(patterns), tmp_path / "out", "bpe:300", validation=0.2)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "manifest", "tokenizer"])
+@pytest.mark.parametrize("damage", ["missing", "short", "manifest", "bytes", "dtype", "tokenizer", "tokens"])
 def test_damaged_data_are_refused(tmp_path: Path, damage: str) -> None:
     prepare(open_corpus(write_texts(tmp_path / "texts")), tmp_path / "out", "bpe:300", validation=0.2)
     shard, manifest = tmp_path / "out" / "train-00000.bin", tmp_path / "out" / "manifest.json"
@@ -214,10 +226,40 @@ def test_damaged_data_are_refused(tmp_path: Path, damage: str) -> None:
             shard.write_bytes(shard.read_bytes()[:-2])
         case "manifest":
             manifest.write_text(manifest.read_text()[:100])
+        case "bytes":
+            manifest.write_bytes(manifest.read_bytes()[:100] + b"\xff" + manifest.read_bytes()[101:])
+        case "dtype":
+            manifest.write_text(manifest.read_text().replace("<u2", "<f2"))
         case "tokenizer":
             make_tokenizer_file(tmp_path / "out")
+        case "tokens":
+            shard.write_bytes(b"\xff" * shard.stat().st_size)
     with pytest.raises(ao.InputError):
-        open_dataset(tmp_path / "out")
+        Batches(open_dataset(tmp_path / "out").split("train", 16), 16, 4, seed=0).rows(0)
+
+
+def test_one_preparation_does_not_remove_anothers_work(tmp_path: Path) -> None:
+    final = tmp_path / "data"
+    with new_folder(final, "") as first:
+        (tmp_path / ".data.v2.xyz.partial").mkdir()  # of a folder named data.v2
+        dead = tmp_path / ".data.xyz.partial"
+        dead.mkdir()
+        remove_leftovers(final)
+        assert first.exists()
+        assert (tmp_path / ".data.v2.xyz.partial").exists()
+        assert not dead.exists()
+    assert final.is_dir()
+
+
+def test_a_tokenizers_own_truncation_and_padding_are_ignored(tmp_path: Path) -> None:
+    path = make_tokenizer_file(tmp_path)
+    backend = Backend.from_file(str(path))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=64)
+    backend.save(str(path))
+    assert load_tokenizer(path).encode(text(50, 0)) == make_tokenizer("bpe:300", iter([text(300, 0)])).encode(
+        text(50, 0)
+    )
 
 
 def test_tokenizer_file_round_trip(tmp_path: Path) -> None:

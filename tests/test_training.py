@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import anyorder as ao
-from anyorder.checkpoint import RunConfig
+from anyorder.checkpoint import RunConfig, read_run, steps_of
 from anyorder.config import ModelConfig, Preset, TrainingConfig, from_json, preset, to_json
 from anyorder.data.shards import Dataset
 from anyorder.training import loop
@@ -59,7 +59,7 @@ def test_average_follows_the_published_warm_up() -> None:
         model.weight.fill_(0.0)
     ema = EMA(model, decay=0.5)
     expected = 0.0
-    for n, value in enumerate([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]):
+    for n, value in enumerate([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], start=1):
         with torch.no_grad():
             model.weight.fill_(value)
         ema.update(n)
@@ -174,3 +174,52 @@ def test_configurations_survive_json_and_refuse_what_they_do_not_know() -> None:
         preset("huge", 300)
     with pytest.raises(ao.InputError, match="at most 50304"):
         preset("small", 60_000)
+
+
+def test_weights_that_an_update_broke_are_never_saved(data: Dataset, tmp_path: Path) -> None:
+    config = run_config(data, learning_rate=1e39, checkpoint_every=1, warmup=0)
+    with pytest.raises(ao.InputError, match=r"the weights are not finite at step 1; there is no checkpoint yet"):
+        list(train(tmp_path / "run", config, data))
+    assert steps_of(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"learning_rate": -1.0}, {"learning_rate": math.nan}, {"clip": 0.0}, {"clip": -1.0}, {"ema_decay": 1.0},
+     {"warmup": -1}, {"weight_decay": -1.0}, {"optimizer": "muon"}, {"batch_size": 7, "micro_batches": 3},
+     {"steps": 10**11}],
+)  # fmt: skip
+def test_settings_that_cannot_train_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ao.InputError, match=r"\b(muon_)?" + next(iter(change)).replace("optimizer", "learning_rate")):
+        replace(TRAINING, **change)  # type: ignore[arg-type]
+
+
+def test_a_start_that_failed_does_not_bind_the_next(data: Dataset, tmp_path: Path) -> None:
+    first = train(tmp_path / "run", run_config(data, seed=3), data)
+    next(first)
+    first.close()  # type: ignore[attr-defined]
+    list(train(tmp_path / "run", run_config(data, seed=4), data))
+    assert read_run(tmp_path / "run").training == run_config(data, seed=4).training
+
+
+def test_a_second_process_changes_nothing_of_the_first(data: Dataset, tmp_path: Path) -> None:
+    first = train(tmp_path / "run", run_config(data), data)
+    next(first)
+    before = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(ao.InputError, match="another process"):
+        list(train(tmp_path / "run", run_config(data, checkpoint_every=1), data))
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    first.close()  # type: ignore[attr-defined]
+
+
+def test_damaged_metrics_do_not_stop_a_run(data: Dataset, tmp_path: Path) -> None:
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    events = train(
+        tmp_path / "run", run_config(data), data, stop=lambda: metrics.exists() and metrics.stat().st_size > 900
+    )
+    list(events)
+    with metrics.open("ab") as file:
+        file.write(b'\xff{"step": 3')
+    list(train(tmp_path / "run", run_config(data), data))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))

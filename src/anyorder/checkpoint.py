@@ -27,6 +27,10 @@ from anyorder.files import file_sha256, new_folder, remove_leftovers, write_text
 from anyorder.models.decoder import Decoder
 
 Weights = Literal["ema", "raw"]
+OWN = (  # what a run that never saved may hold
+    *("checkpoints", "config.json", "tokenizer.json", "metrics.jsonl", ".lock"),
+    *(".config.json.partial", ".tokenizer.json.partial", ".metrics.jsonl.partial"),
+)
 ACCEPTED = "accepted: a run folder written by anyorder train or anyorder import"
 
 
@@ -45,14 +49,15 @@ class RunConfig:
     content_sha256: str | None
 
 
-def create_run(run: Path, config: RunConfig, tokenizer: Tokenizer | None) -> None:
-    """Start a run directory; config.json comes last, so that a folder with one is complete."""
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+def start_run(run: Path, tokenizer: Tokenizer | None) -> None:
+    """Make a run directory, up to config.json, which `write_config` adds when the run is complete."""
+    if run.exists() and not run.is_dir():
+        raise InputError(f"{run} is a file; accepted: a run to go on with, or a name that is free")
+    if run.is_dir() and any(path.name not in OWN for path in run.iterdir()):
         raise InputError(f"{run} exists and is not a run; accepted: a run to go on with, or a name that is free")
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         write_text(run / "tokenizer.json", tokenizer.to_json())
-    write_config(run, config)
 
 
 def write_config(run: Path, config: RunConfig) -> None:
@@ -78,13 +83,20 @@ def read_run(run: Path) -> RunConfig:
             tokenizer_sha256=fields["tokenizer_sha256"],
             content_sha256=fields["content_sha256"],
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a run's configuration ({type(error).__name__}: {error}); {ACCEPTED}") from None
 
 
-def run_tokenizer(run: Path) -> Tokenizer | None:
-    path = run / "tokenizer.json"
-    return load_tokenizer(path) if path.is_file() else None
+def run_tokenizer(run: Path, config: RunConfig) -> Tokenizer | None:
+    """Read the run's tokenizer, refusing another than it was trained with."""
+    if config.tokenizer_sha256 is None:
+        return None
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    if tokenizer.sha256 != config.tokenizer_sha256:
+        raise InputError(f"{run}/tokenizer.json is not the tokenizer that {run} was trained with; {ACCEPTED}")
+    return tokenizer
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -93,12 +105,19 @@ def folder_of(run: Path, step: int) -> Path:
 
 def steps_of(run: Path) -> list[int]:
     """List the steps of the checkpoints there are, whole or not, in ascending order."""
-    names = [path.name for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir() if path.name.startswith("step-")] if folder.is_dir() else []
     return sorted(int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal())
 
 
 def save(
-    run: Path, step: int, raw: dict[str, Tensor], ema: dict[str, Tensor], optimizer: dict[str, Tensor], keep: int
+    run: Path,
+    step: int,
+    model: ModelConfig,
+    raw: dict[str, Tensor],
+    ema: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    keep: int,
 ) -> Path:
     """Write the checkpoint of `step` and remove all but the newest `keep`."""
     final = folder_of(run, step)
@@ -112,7 +131,8 @@ def save(
                 distributed_checkpoint.save(dict(optimizer), checkpoint_id=folder / "optimizer", no_dist=True)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
-        (folder / "checkpoint.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1) + "\n")
+        about = {"step": step, "model": to_json(model), "sha256": hashes}
+        (folder / "checkpoint.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     for old in steps_of(run)[:-keep]:
         _remove(folder_of(run, old))
     return final
@@ -131,16 +151,18 @@ def _remove(folder: Path) -> None:
 
 
 def verify(folder: Path) -> str | None:
-    """Say what is wrong with a checkpoint, or None."""
+    """Say what is wrong with a checkpoint, or None; a file that may not be read is an OSError, not its fault."""
     try:
         recorded = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))["sha256"]
-        for name, expected in recorded.items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if file_sha256(folder / name) != expected:
-                return f"{name} is not as it was written"
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        if not {"model.safetensors", "ema.safetensors"} <= set(recorded):
+            return "checkpoint.json names no weights"
+    except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
         return "checkpoint.json is missing or unreadable"
+    for name, expected in recorded.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if file_sha256(folder / name) != expected:
+            return f"{name} is not as it was written"
     return None
 
 
@@ -168,7 +190,8 @@ def set_aside_corrupt(run: Path, newest: int | None) -> None:
             aside = broken.with_name(f"corrupt-{broken.name}")
             shutil.rmtree(aside, ignore_errors=True)
             broken.rename(aside)
-    remove_leftovers(run / "checkpoints" / "*")
+    for leftover in (run / "checkpoints").glob(".step-*.partial"):
+        remove_leftovers(run / "checkpoints" / leftover.name.split(".")[1])
 
 
 def load_weights(model: nn.Module, folder: Path, weights: Weights) -> None:
@@ -209,12 +232,17 @@ def load_optimizer(folder: Path, state: dict[str, Tensor]) -> None:
 def load_run(run: Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer | None]:
     """Load the newest whole checkpoint of a run."""
     config = read_run(run)
+    tokenizer = run_tokenizer(run, config)
     step = newest_whole(run)
     if step is None:
         raise InputError(f"{run} has no checkpoint yet; accepted: a run that has trained to its first one")
+    folder = folder_of(run, step)
+    saved = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8")).get("model")
+    if saved != to_json(config.model):
+        raise InputError(f"{run}/config.json describes another model than {folder} was saved from; {ACCEPTED}")
     model = Decoder(config.model)
-    load_weights(model, folder_of(run, step), weights)
-    return model.eval(), run_tokenizer(run)
+    load_weights(model, folder, weights)
+    return model.eval(), tokenizer
 
 
 @contextmanager

@@ -1,380 +1,93 @@
 """The command line. Errors of the user's are one sentence and exit code 2."""
 
-import dataclasses
-import json
-import signal
+import functools
+import io
+import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
 
-import torch
 import tyro
-from tyro.conf import Positional, arg
 
-from anyorder import checkpoint, orders
-from anyorder.config import Preset, preset
-from anyorder.data.corpora import open_corpus
-from anyorder.data.prepare import prepare as prepare_data
-from anyorder.data.shards import Dataset, open_dataset
-from anyorder.data.tokenizer import Tokenizer, load_tokenizer
-from anyorder.display import (
-    console,
-    counting_progress,
-    preparation_progress,
-    show_filled,
-    show_likelihood,
-    show_training,
-)
+from anyorder import commands
 from anyorder.errors import InputError
-from anyorder.evaluation.report import evaluate as evaluate_model
-from anyorder.files import is_full, write_text
-from anyorder.integrations.published import read_published
-from anyorder.loading import load
-from anyorder.models.decoder import Decoder
-from anyorder.precision import Precision
-from anyorder.sampling.fill import Filled
-from anyorder.sampling.fill import fill as fill_blanks
-from anyorder.sampling.held_out import held_out_templates
-from anyorder.sampling.template import Template, allowed_tokens, parse_template, pieces_of, writing_order
-from anyorder.training.loop import train as train_events
+from anyorder.files import is_full
 
-
-def prepare(
-    source: Positional[list[str]],
-    /,
-    out: Path,
-    tokenizer: str = "bpe:4096",
-    validation: float = 0.05,
-    column: str = "text",
-    cut_text: int = 65536,
-    workers: int = 2,
-) -> None:
-    """Turn text into token shards that training reads.
-
-    Documents go to the validation split by their own hash. The result is the same bytes on every machine and for any
-    number of workers; a second call with the same arguments finds the work done.
-
-    Args:
-        source: sotu, wikitext103, openwebtext, hf:NAME[:CONFIG[:SPLIT]], or .txt/.jsonl/.parquet files, globs too.
-        out: The folder to write.
-        tokenizer: bpe:N learns N byte pairs from the training documents; gpt2; or the path of a tokenizer.json.
-        validation: Share of the documents held out.
-        column: Where the text is in a .jsonl, .parquet or Hugging Face row.
-        cut_text: Cut a .txt file into documents at the first blank line after this many characters; 0 never cuts.
-        workers: Threads that encode.
-    """
-    if cut_text < 0:
-        raise InputError(f"cut_text is {cut_text}; accepted: 0 or more")
-    with preparation_progress() as report:
-        manifest = prepare_data(open_corpus(source, column, cut_text), out, tokenizer, validation, workers, report)
-    for name, split in manifest["splits"].items():
-        console.print(
-            f"{out} {name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens"
-        )
-    console.print(f"content {manifest['content_sha256']}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Overrides:
-    """What of a preset to change."""
-
-    orders: str | None = None
-    """Order distribution, such as random or mix(0.9*random, 0.1*left_to_right)."""
-    injection: str | None = None
-    """How a slot learns its target: none, add, layer, adaln, rotary, or several joined by +."""
-    family: Literal["decoder"] | None = None
-    """Family of models."""
-    steps: int | None = None
-    """Number of optimizer steps."""
-    batch_size: int | None = None
-    """Sequences in one step."""
-    micro_batches: int | None = None
-    """Parts that a batch goes through in (gradient accumulation)."""
-    optimizer: Literal["adamw", "muon"] | None = None
-    """adamw for all, or muon for the blocks' matrices with adamw for the rest."""
-    learning_rate: float | None = None
-    """Peak learning rate of AdamW."""
-    muon_learning_rate: float | None = None
-    """Peak learning rate of Muon."""
-    warmup: int | None = None
-    """Steps of linear warm-up."""
-    weight_decay: float | None = None
-    """Weight decay, of matrices only."""
-    clip: float | None = None
-    """Largest norm of the gradient."""
-    ema_decay: float | None = None
-    """Decay of the averaged weights."""
-    precision: Precision | None = None
-    """Number type of products; auto takes bf16 where the device has it."""
-    seed: int | None = None
-    """Seed of weights, batches and orders."""
-    checkpoint_every: int | None = None
-    """Steps between checkpoints."""
-    validate_every: int | None = None
-    """Steps between validations."""
-    layers: int | None = None
-    """Number of blocks."""
-    heads: int | None = None
-    """Attention heads."""
-    width: int | None = None
-    """Width of the residual stream."""
-    positions: int | None = None
-    """Length of the sequences the model reads."""
-    norm: Literal["rms", "layer"] | None = None
-    """RMSNorm or LayerNorm."""
-    qk_norm: bool | None = None
-    """Normalise queries and keys per head."""
-    bias: bool | None = None
-    """Biases in linear maps."""
-    tied_head: bool | None = None
-    """Share the head's weight with the token embedding."""
-    gate_start: float | None = None
-    """adaln only: what gates start at, 0 as published or 1."""
-    rotary_base: float | None = None
-    """rotary only: base of the frequencies."""
-
-    def apply(self, to: Preset) -> Preset:
-        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        if "orders" in given:
-            given["orders"] = str(orders.parse(given["orders"]))
-        model = {name: value for name, value in given.items() if hasattr(to.model, name)}
-        training = {name: value for name, value in given.items() if hasattr(to.training, name)}
-        return Preset(dataclasses.replace(to.model, **model), dataclasses.replace(to.training, **training))
-
-
-def train(
-    preset_name: Annotated[Positional[str], arg(metavar="PRESET")],
-    /,
-    data: Path,
-    out: Path,
-    overrides: tyro.conf.OmitArgPrefixes[Overrides] = Overrides(),
-) -> None:
-    """Train a model; go on by itself where OUT is a run that was stopped, Ctrl-C included.
-
-    Args:
-        preset_name: tiny or demo (minutes on a CPU), small or medium (the published AO-GPT).
-        data: A folder that anyorder prepare wrote.
-        out: The run's folder: config.json, tokenizer.json, metrics.jsonl, checkpoints.
-    """
-    dataset = open_dataset(data)
-    chosen = overrides.apply(preset(preset_name, dataset.tokenizer.vocabulary))
-    config = checkpoint.RunConfig(
-        preset_name, chosen.model, chosen.training, dataset.tokenizer_sha256, dataset.content_sha256
-    )
-    with _stop_on_signal() as stopped:
-        show_training(train_events(out, config, dataset, lambda: bool(stopped)), str(out))
-
-
-def evaluate(
-    run: Positional[Path],
-    /,
-    data: Path,
-    orders: int = 1,
-    seed: int = 0,
-    batch_size: int = 32,
-    limit: int | None = None,
-    weights: checkpoint.Weights = "ema",
-    precision: Precision = "fp32",
-    xz: bool = False,
-    json_file: Annotated[Path | None, arg(name="json")] = None,
-) -> None:
-    """Score held-out text left to right (exact) and in random orders, with standard errors over sequences.
-
-    Args:
-        run: A run, or a published .pt file.
-        data: A folder that anyorder prepare wrote; its validation split is scored, in chunks of the model's length.
-        orders: Random orders for each sequence.
-        seed: Which random orders; the same seed gives the same figures, whatever the batch size.
-        batch_size: Sequences scored at once.
-        limit: Score this many sequences, evenly spread, instead of all.
-        weights: The averaged weights, or those the optimizer moved.
-        precision: Number type of products.
-        xz: Also state what `xz -9e` makes of the same text.
-        json_file: Write the figures there too.
-    """
-    dataset = open_dataset(data)
-    model, _ = _load_for(run, dataset, weights)
-    with counting_progress() as report:
-        figures = evaluate_model(model, dataset, orders, seed, batch_size, limit, precision, xz, report)
-    left_over = f", {figures['left_over']} left over" if limit is None else ""
-    show_likelihood(
-        figures,
-        f"{run} on {figures['tokens']:,} held-out tokens ({figures['sequences']:,} sequences{left_over}), "
-        f"{figures['precision']}",
-    )
-    if json_file is not None:
-        write_text(json_file, json.dumps({"run": str(run), "weights": weights, **figures}, indent=1) + "\n")
-
-
-def _load_for(run: Path, dataset: Dataset, weights: checkpoint.Weights) -> tuple[Decoder, Tokenizer]:
-    """Load a model and make sure that the data speak its language."""
-    model, tokenizer = load(run, weights)
-    if tokenizer is not None and tokenizer.sha256 != dataset.tokenizer_sha256:
-        raise InputError(
-            f"{dataset.folder} was prepared with another tokenizer than {run} was trained with; "
-            f"accepted: data prepared with --tokenizer {run}/tokenizer.json"
-        )
-    if dataset.tokenizer.vocabulary > model.config.vocabulary:
-        raise InputError(
-            f"{dataset.folder} has a vocabulary of {dataset.tokenizer.vocabulary} and {run} one of "
-            f"{model.config.vocabulary}; accepted: data prepared with the model's tokenizer"
-        )
-    return model, dataset.tokenizer
-
-
-def fill(
-    run: Positional[Path],
-    template: Positional[str] = "",
-    /,
-    order: str = "left_to_right",
-    temperature: float = 1.0,
-    samples: int = 1,
-    seed: int = 0,
-    held_out: Path | None = None,
-    weights: checkpoint.Weights = "ema",
-    as_json: Annotated[bool, arg(name="json")] = False,
-) -> None:
-    """Fill the blanks of a text, and show the order they were written in.
-
-    `anyorder fill RUN "The {4} of the {2}."` writes four tokens and two. The known text on both sides is read first.
-
-    Args:
-        run: A run, or a published .pt file.
-        template: Text with blanks such as {4}; {{ and }} stand for plain braces.
-        order: The order in which blanks are written: left_to_right, random, right_to_left, ...
-        temperature: 1 samples from the model's law, less is surer, 0 takes the likeliest token.
-        samples: How many fillings; with --held-out, how many passages.
-        seed: Which fillings.
-        held_out: Instead of a template: blank out words in passages of this data folder's validation split.
-        weights: The averaged weights, or those the optimizer moved.
-        as_json: Print one JSON object a line instead of text.
-    """
-    if samples < 1:
-        raise InputError(f"samples is {samples}; accepted: 1 or more")
-    if bool(template) == (held_out is not None):
-        raise InputError('give either a template such as "The {4} of the {2}." or --held-out DATA')
-    orders.parse(order)  # before the work of loading
-    generator = torch.Generator().manual_seed(seed)
-    if held_out is not None:
-        dataset = open_dataset(held_out)
-        model, tokenizer = _load_for(run, dataset, weights)
-        cases: list[tuple[Template, torch.Tensor | None]] = list(
-            held_out_templates(dataset, model.config.positions, samples, seed)
-        )
-    else:
-        model, found = load(run, weights)
-        if found is None:
-            raise InputError(f"{run} has no tokenizer; accepted: a run with one (anyorder import --tokenizer adds it)")
-        tokenizer = found
-        cases = [(parse_template(template, tokenizer), None)] * samples
-    for case, truth in cases:
-        out = fill_blanks(
-            model,
-            case.tokens[None],
-            case.blanks[None],
-            order,
-            temperature,
-            allowed_tokens(case, tokenizer, model.config.vocabulary)[None],
-            generator,
-        )
-        if as_json:
-            print(json.dumps(_filled_json(out, case, tokenizer), ensure_ascii=False))
-        else:
-            show_filled(out.tokens[0], case.blanks, out.order[0], tokenizer, truth)
-
-
-def _filled_json(out: Filled, case: Template, tokenizer: Tokenizer) -> dict[str, Any]:
-    tokens = out.tokens[0]
-    return {
-        "text": tokenizer.decode(tokens.tolist()),
-        "pieces": [dataclasses.asdict(piece) for piece in pieces_of(tokens, case.blanks, tokenizer)],
-        "written": [
-            {
-                "position": position,
-                "token": tokenizer.decode([int(tokens[position])]),
-                "logprob": float(out.logprobs[0, position]),
-            }
-            for position in writing_order(out.order[0], case.blanks)
-        ],
-        "forward_passes": out.forward_passes,
-        "token_forwards": out.token_forwards,
-    }
-
-
-def import_(
-    source: Annotated[Positional[Path], arg(metavar="CHECKPOINT.pt")], /, out: Path, tokenizer: Path | None = None
-) -> None:
-    """Turn a published AO-GPT or sigma-GPT checkpoint into a run that the other commands read.
-
-    Args:
-        source: The published training checkpoint.
-        out: The run's folder, which must not exist.
-        tokenizer: A tokenizer.json to go with it; without one, GPT-2's where vocabulary and installation allow.
-    """
-    published = read_published(source)
-    given = load_tokenizer(tokenizer) if tokenizer is not None else load(source)[1]
-    if given is not None and given.vocabulary > published.config.vocabulary:
-        raise InputError(
-            f"the tokenizer has {given.vocabulary} entries and the model {published.config.vocabulary}; "
-            "accepted: a tokenizer that fits"
-        )
-    config = checkpoint.RunConfig("published", published.config, None, given.sha256 if given else None, None)
-    checkpoint.create_run(out, config, given)
-    raw, ema = (
-        {n: t for n, t in w.items() if not _tied(published.config.tied_head, n)} for w in (published.raw, published.ema)
-    )
-    folder = checkpoint.save(out, published.step, raw, ema, {}, keep=1)
-    console.print(f"{source} is now {folder}, {'with' if given else 'without'} a tokenizer")
-
-
-def _tied(tied_head: bool, name: str) -> bool:
-    return tied_head and name == "head.weight"
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM, for work that stops by itself; a second one interrupts."""
-    received: list[int] = []
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-COMMANDS: dict[str, Any] = {"prepare": prepare, "train": train, "evaluate": evaluate, "fill": fill, "import": import_}
+COMMANDS: dict[str, Any] = {
+    "prepare": commands.prepare,
+    "train": commands.train,
+    "evaluate": commands.evaluate,
+    "fill": commands.fill,
+    "import": commands.import_,
+}
+HIDDEN = re.compile("[\u2500\u2502\u256d\u256e\u2570\u256f]")  # the lines of the parser's boxes
+RULE = re.compile("\u2500{20,}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code."""
     warnings.showwarning = lambda message, *_, **__: print(f"anyorder: warning: {message}", file=sys.stderr)
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="anyorder", description="Language models that read and write in any order.", args=arguments
-        )
+        _parse(arguments)()
+        sys.stdout.flush()
     except InputError as error:
         return _fail(str(error))
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        return 141
     except OSError as error:
-        return _fail("no space left on the device" if is_full(error) else f"{error.strerror}: {error.filename}")
+        if is_full(error):
+            return _fail("no space left on the device; accepted: more room, or another folder")
+        return _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
     except KeyboardInterrupt:
         print("anyorder: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if os.environ.get("ANYORDER_TRACEBACK"):
+            raise
+        if isinstance(error, MemoryError) or "allocate" in str(error):
+            return _fail("there is not enough memory for this; accepted: a smaller model, batch or text")
+        print(
+            f"anyorder: error: a fault of the program's own, {type(error).__name__}: {str(error).splitlines()[:1]}; "
+            "ANYORDER_TRACEBACK=1 shows where",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 
+def _parse(arguments: list[str] | None) -> Callable[[], None]:
+    """Read the command line into a call that is still to be made, turning the parser's boxes into one sentence."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.extras.subcommand_cli_from_dict(
+                {name: _deferred(command) for name, command in COMMANDS.items()},
+                prog="anyorder",
+                description="Language models that read and write in any order.",
+                args=arguments,
+            )
+    except SystemExit as ended:
+        if ended.code == 0:
+            raise
+        parts = [" ".join(HIDDEN.sub(" ", part).split()) for part in RULE.split(said.getvalue())]
+        sentence = " ".join(part for part in parts if part and "full helptext" not in part).partition(" Got errors:")[0]
+        raise InputError(f"{sentence}; anyorder COMMAND --help says what is accepted") from None
+
+
+def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    @functools.wraps(command)
+    def later(*positional: Any, **named: Any) -> Callable[[], None]:
+        return lambda: command(*positional, **named)
+
+    return later
+
+
 def _fail(sentence: str) -> int:
-    print(f"anyorder: error: {sentence}", file=sys.stderr)
+    print(f"anyorder: error: {' '.join(sentence.split())}", file=sys.stderr)
     return 2
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from anyorder.errors import InputError
 
 C = TypeVar("C")
+LARGE = 10**9  # no count of anything here reaches it
 Precision = Literal["auto", "bf16", "fp32"]  # of matrix products; "auto" is bf16 where the device has it
 
 
@@ -32,8 +34,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "positions", "vocabulary"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+            if not 1 <= getattr(self, name) < LARGE:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more, below {LARGE:,}")
+        if not 0 < self.rotary_base < math.inf or not math.isfinite(self.gate_start):
+            raise InputError(
+                f"rotary_base is {self.rotary_base} and gate_start {self.gate_start}; accepted: finite ones"
+            )
         if self.width % (2 * self.heads):
             raise InputError(
                 f"width {self.width} does not divide into {self.heads} heads of an even size; "
@@ -67,9 +73,21 @@ class TrainingConfig:
     keep: int = 2  # checkpoints that stay; two, so that one that rots leaves another
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batches", "checkpoint_every", "validate_every", "keep"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        counts = ("steps", "batch_size", "micro_batches", "checkpoint_every", "validate_every", "validation_sequences")
+        for name in (*counts, "keep"):
+            if not 1 <= getattr(self, name) < LARGE:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more, below {LARGE:,}")
+        for name in ("learning_rate", "clip", *(["muon_learning_rate"] if self.optimizer == "muon" else [])):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: a finite number above 0")
+        for name in ("warmup", "weight_decay", "muon_learning_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 0 or more")
+        for name in ("ema_decay", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: 0 or more and less than 1")
+        if not 0 <= self.final_learning_rate <= 1:
+            raise InputError(f"final_learning_rate is {self.final_learning_rate}; accepted: a share from 0 to 1")
         if self.batch_size % self.micro_batches:
             raise InputError(
                 f"batch_size {self.batch_size} does not divide into {self.micro_batches} micro-batches of equal size"

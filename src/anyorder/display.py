@@ -17,19 +17,20 @@ from anyorder.data.tokenizer import Tokenizer
 from anyorder.sampling.template import pieces_of, writing_order
 from anyorder.training.loop import Ended, Event, Saved, Started, Stepped, Validated
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 PLAIN_SECONDS = 15.0  # without a terminal: one line of progress in so many seconds
 
 
 @contextmanager
 def _progress(what: str, total: int | None, start: int = 0) -> Iterator[tuple[Progress, TaskID]]:
     columns = (
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
+        TextColumn("elapsed"),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         yield progress, progress.add_task(what, total=total, completed=start, note="")
@@ -102,7 +103,7 @@ def counting_progress() -> Iterator[Callable[[str, int, int], None]]:
 def show_likelihood(report: dict[str, Any], title: str) -> None:
     """Print a table of estimates; a missing figure is a dash."""
     columns = ("order", "nats per token", "perplexity", "bits per byte")
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", title_style="", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="left" if column == "order" else "right", no_wrap=True)
     for row in report["results"]:
@@ -147,4 +148,4 @@ def show_filled(tokens: Tensor, blanks: Tensor, order: Tensor, tokenizer: Tokeni
 
 def _printable(text: str) -> str:
     """Replace what would steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

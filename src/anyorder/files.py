@@ -1,8 +1,10 @@
 """Writing so that what has a final name is whole: temporary names, sync, rename."""
 
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ def new_folder(final: Path, survives: str) -> Iterator[Path]:
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+    lock = os.open(temporary, os.O_RDONLY)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # says that whoever fills it is alive
         temporary.chmod(0o755)
         yield temporary
         for path in sorted(temporary.rglob("*")):
@@ -39,12 +43,22 @@ def new_folder(final: Path, survives: str) -> Iterator[Path]:
         if full:
             raise InputError(f"no space left on the device while writing {final}; {survives}") from error
         raise
+    finally:
+        os.close(lock)
 
 
 def remove_leftovers(final: Path) -> None:
-    """Remove what a killed process left behind of `final`."""
-    for leftover in final.parent.glob(f".{final.name}.*.partial"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Remove what killed processes left behind of `final`, but not what a living one is filling."""
+    pattern = re.compile(rf"\.{re.escape(final.name)}\.[^.]+\.partial")
+    for leftover in [path for path in final.parent.iterdir() if pattern.fullmatch(path.name)]:
+        lock = os.open(leftover, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(leftover, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -81,7 +95,10 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
+    """Replace a small file in one step; write through a link or a device."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(text, encoding="utf-8")
     sync(temporary)

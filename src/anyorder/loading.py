@@ -6,7 +6,7 @@ from typing import get_args
 from anyorder.checkpoint import Weights, is_run, load_run
 from anyorder.data.tokenizer import Tokenizer, gpt2_if_installed
 from anyorder.errors import InputError
-from anyorder.integrations.published import read_published
+from anyorder.integrations.published import Published, read_published
 from anyorder.models.decoder import Decoder
 
 GPT2_VOCABULARY = (50257, 50304)  # as it is, and padded
@@ -25,7 +25,11 @@ def load(path: str | Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer
         return load_run(path, weights)
     if path.is_file():
         published = read_published(path)
-        tokenizer = gpt2_if_installed() if published.config.vocabulary in GPT2_VOCABULARY else None
-        return published.model(weights), tokenizer
+        return published.model(weights), tokenizer_for(published)
     what = "has no config.json" if path.is_dir() else "does not exist"
     raise InputError(f"{path} {what}; accepted: a run folder, or the .pt file of a published checkpoint")
+
+
+def tokenizer_for(published: Published) -> Tokenizer | None:
+    """Find the tokenizer that goes with a published checkpoint, if its vocabulary says which and it is at hand."""
+    return gpt2_if_installed() if published.config.vocabulary in GPT2_VOCABULARY else None

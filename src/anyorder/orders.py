@@ -93,7 +93,7 @@ class WithinBlocks:
     def sample(
         self, batch: int, length: int, generator: torch.Generator | None = None, progress: float = 0.0
     ) -> Tensor:
-        block = torch.arange(length) // self.size
+        block = torch.arange(length) // self.size  # (T,)
         key = block * length + _shuffle(length, self.seed)  # sorts by block first, by the shuffle inside
         return key.argsort().repeat(batch, 1)  # (B, T)
 
@@ -174,6 +174,8 @@ FORMS = (
 def parse(text: str) -> OrderDistribution:
     """Read an order distribution from its text form, e.g. `mix(0.9*random, 0.1*left_to_right)`."""
     try:
+        if text.count("(") > 32:
+            raise InputError("more than 32 distributions are nested or listed")
         return _read(text.strip())
     except InputError as error:
         raise InputError(f"order {text!r}: {error}; accepted: {FORMS}") from None
@@ -221,6 +223,8 @@ def _numbers(name: str, arguments: list[str], least: int, most: int) -> list[int
     if not least <= len(arguments) <= most or not all(a.isdecimal() for a in arguments):
         count = f"{least} to {most}" if most > least else f"{most}" if most else "no"
         raise InputError(f"{name} takes {count} whole numbers in parentheses, not ({', '.join(arguments)})")
+    if any(len(a) > 18 for a in arguments):
+        raise InputError(f"{name} takes numbers below 10**18, not ({', '.join(arguments)})")
     return [int(a) for a in arguments]
 
 
@@ -239,8 +243,8 @@ def _mix(arguments: list[str]) -> Mix:
             raise InputError(f"a part of mix is WEIGHT*ORDER, not {argument!r}")
         weights.append(_real(weight))
         parts.append(_read(part.strip()))
-    if not parts or min(weights) < 0 or sum(weights) <= 0:
-        raise InputError("mix takes at least one part, with weights that are not negative and not all zero")
+    if not parts or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise InputError("mix takes at least one part, with finite weights, not negative and not all zero")
     return Mix(tuple(weights), tuple(parts))
 
 

@@ -3,6 +3,7 @@
 import glob
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anyorder.errors import InputError
+from anyorder.files import file_sha256
 
 ALIASES = {"wikitext103": "hf:Salesforce/wikitext:wikitext-103-raw-v1", "openwebtext": "hf:Skylion007/openwebtext"}
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -21,7 +23,7 @@ class Corpus(Protocol):
 
     def documents(self) -> Iterator[str]: ...
 
-    def sources(self) -> list[dict[str, Any]]: ...
+    def describe(self) -> dict[str, Any]: ...
 
 
 def open_corpus(sources: list[str], column: str = "text", cut_text: int = 65536) -> Corpus:
@@ -76,20 +78,21 @@ class Files:
             try:
                 yield from readers[path.suffix](path)
             except UnicodeDecodeError as error:
-                raise InputError(f"{path} is not UTF-8 text (byte {error.start}); accepted: files in UTF-8") from None
+                raise InputError(f"{path} is not UTF-8 text ({error.reason}); accepted: files in UTF-8") from None
 
-    def sources(self) -> list[dict[str, Any]]:
+    def describe(self) -> dict[str, Any]:
         # names below the folder that all files share: the same on every machine
         root = Path(os.path.commonpath([path.parent for path in self.paths]))
-        return [{"name": p.relative_to(root).as_posix(), "bytes": p.stat().st_size} for p in self.paths]
+        sources = [{"name": path.relative_to(root).as_posix(), "sha256": file_sha256(path)} for path in self.paths]
+        return {"sources": sources, "column": self.column, "cut_text": self.cut_text}
 
     def _text(self, path: Path) -> Iterator[str]:
-        if not self.cut_text:
-            yield path.read_text(encoding="utf-8")
-            return
         piece: list[str] = []
         size = 0
         with path.open(encoding="utf-8", newline="") as file:
+            if not self.cut_text:
+                yield file.read()
+                return
             while line := file.readline(self.cut_text):  # a longer line comes in parts
                 piece.append(line)
                 size += len(line)
@@ -107,9 +110,9 @@ class Files:
                     continue
                 try:
                     row = json.loads(line)
-                except json.JSONDecodeError as error:
+                except (ValueError, RecursionError) as error:
                     raise InputError(
-                        f"{path}, line {number}, is not JSON ({error.msg}); accepted: one object a line"
+                        f"{path}, line {number}, is not JSON ({error}); accepted: one object a line"
                     ) from None
                 yield _text_of(row, self.column, f"{path}, line {number},")
 
@@ -118,15 +121,20 @@ class Files:
             from pyarrow import ArrowException, parquet
         except ImportError:
             raise InputError("reading .parquet needs pyarrow; install it with: pip install 'anyorder[data]'") from None
+        row = 0
         try:
             file = parquet.ParquetFile(path)
-        except ArrowException as error:
-            raise InputError(f"{path} is not a parquet file ({str(error).splitlines()[0][:100]})") from None
-        if self.column not in file.schema_arrow.names:
-            raise InputError(f"{path} has no column {self.column!r}; accepted: {', '.join(file.schema_arrow.names)}")
-        for batch in file.iter_batches(batch_size=256, columns=[self.column]):
-            for value in batch.column(0):
-                yield _text_of({self.column: value.as_py()}, self.column, str(path))
+            if self.column not in file.schema_arrow.names:
+                raise InputError(
+                    f"{path} has no column {self.column!r} (it has {', '.join(file.schema_arrow.names)}); "
+                    "name the right one with --column"
+                )
+            for batch in file.iter_batches(batch_size=256, columns=[self.column]):
+                for value in batch.column(0):
+                    row += 1
+                    yield _text_of({self.column: value.as_py()}, self.column, f"{path}, row {row},")
+        except (ArrowException, OSError) as error:
+            raise InputError(f"{path} cannot be read as parquet after row {row} ({_first_line(error)})") from None
 
 
 @dataclass(frozen=True)
@@ -143,21 +151,38 @@ class HuggingFace:
             raise InputError(
                 "hf: sources need the datasets package; install it with: pip install 'anyorder[data]'"
             ) from None
+        for library in ("datasets", "huggingface_hub"):
+            logging.getLogger(library).setLevel(logging.ERROR)
         name, config, split = (*self.name.removeprefix("hf:").split(":"), "", "")[:3]
+        number = 0
         try:
-            rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
-        except Exception as error:  # the hub's failures have no common ancestor
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise InputError(f"the data set {name} cannot be loaded ({reason[:200]}); {ACCEPTED}") from None
-        for number, row in enumerate(rows):
-            yield _text_of(row, self.column, f"row {number} of {self.name}")
+            for row in datasets.load_dataset(name, config or None, split=split or "train", streaming=True):
+                number += 1
+                yield _text_of(row, self.column, f"row {number} of {self.name}")
+        except (InputError, GeneratorExit):
+            raise
+        except Exception as error:  # the failures of the hub and of the readers have no common ancestor
+            raise InputError(
+                f"the data set {name} cannot be read after row {number} ({_first_line(error)}); {ACCEPTED}"
+            ) from None
 
-    def sources(self) -> list[dict[str, Any]]:
-        return [{"name": self.name}]
+    def describe(self) -> dict[str, Any]:
+        return {"sources": [{"name": self.name}], "column": self.column}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 def _text_of(row: Any, column: str, where: str) -> str:
-    if not isinstance(row, dict) or not isinstance(row.get(column), str):
-        have = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+    text = row.get(column) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        have = (
+            ", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()) if isinstance(row, dict) else repr(row)[:40]
+        )
         raise InputError(f"{where} has no text under {column!r} (it has {have}); name the right one with --column")
-    return row[column]
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} has half a character under {column!r}; accepted: text that UTF-8 can hold") from None
+    return text

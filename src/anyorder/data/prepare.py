@@ -31,7 +31,7 @@ def prepare(
     if workers < 1:
         raise InputError(f"workers is {workers}; accepted: 1 or more")
     say = report or (lambda phase, size: None)
-    request = {"sources": corpus.sources(), "tokenizer": _tokenizer_name(tokenizer), "validation": validation}
+    request = {**corpus.describe(), "tokenizer": _tokenizer_name(tokenizer), "validation": validation}
     if out.exists():
         return _already(out, request)
     with new_folder(out, "nothing was left behind") as folder, _tokenizer_threads(workers > 1):
@@ -65,8 +65,8 @@ def split_of(document: str, validation: float) -> Split:
 def _already(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Accept data that the same request prepared before, refuse any other."""
     manifest = open_dataset(out).manifest
-    for key, value in request.items():
-        if manifest["request"].get(key) != value:
+    for key in sorted(request.keys() | manifest["request"].keys()):
+        if manifest["request"].get(key) != request.get(key):
             raise InputError(
                 f"{out} was prepared with other {key} than now asked for; accepted: the same, or another --out"
             )

@@ -15,6 +15,7 @@ from anyorder.errors import InputError
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 FORMAT = 1
+DTYPES = ("<u2", "<u4")
 TOKENS_PER_SHARD = 2**27
 ACCEPTED = "accepted: a folder written by anyorder prepare"
 
@@ -76,6 +77,7 @@ class TokenStream:
 
     shards: tuple[np.ndarray, ...]
     starts: np.ndarray  # (shards + 1,) where each shard begins in the stream, and where the last one ends
+    vocabulary: int
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -89,7 +91,13 @@ class TokenStream:
             part = self.shards[shard][inside : inside + count]
             parts.append(part)
             start, count, shard = start + len(part), count - len(part), shard + 1
-        return np.concatenate(parts).astype(np.int64)
+        tokens = np.concatenate(parts).astype(np.int64)
+        if len(tokens) and tokens.max() >= self.vocabulary:
+            raise InputError(
+                f"the data hold token {tokens.max()} where the vocabulary has {self.vocabulary}: a shard is damaged; "
+                "prepare the data again"
+            )
+        return tokens
 
     def chunks(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Read the chunks with these numbers: (B,) -> (B, length)."""
@@ -120,11 +128,12 @@ class Dataset:
         dtype = np.dtype(self.manifest["dtype"])
         described = self.manifest["splits"][name]["shards"]
         shards = tuple(np.memmap(self.folder / s["file"], dtype=dtype, mode="r") for s in described)
-        stream = TokenStream(shards, np.cumsum([0, *(len(s) for s in shards)]))
+        starts = np.cumsum([0, *(len(s) for s in shards)])
+        stream = TokenStream(shards, starts, self.manifest["tokenizer"]["vocabulary"])
         if len(stream) < length:
             raise InputError(
                 f"the {name} split of {self.folder} has {len(stream)} tokens, less than one chunk of {length}; "
-                "prepare more text, or choose another --validation share"
+                "prepare more text, or choose another --validation share or a smaller --cut-text"
             )
         return stream
 
@@ -139,21 +148,36 @@ def open_dataset(folder: Path) -> Dataset:
     """Open prepared data, checking that every file is there in its full size."""
     path = folder / "manifest.json"
     if not folder.is_dir():
-        raise InputError(f"there is no data folder {folder}; {ACCEPTED}")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what} and should be a data folder; {ACCEPTED}")
     if not path.is_file():
         raise InputError(f"{folder} has no manifest.json; {ACCEPTED}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise InputError(f"{folder} is of data format {manifest['format']}; accepted: {FORMAT}")
+        if manifest["dtype"] not in DTYPES:
+            raise InputError(f"{path} has dtype {manifest['dtype']!r}; accepted: {', '.join(DTYPES)}")
         size = np.dtype(manifest["dtype"]).itemsize
+        _demand(manifest, "request", "content_sha256")
+        _demand(manifest["tokenizer"], "sha256", "vocabulary")
         for split in SPLITS:
-            for shard in manifest["splits"][split]["shards"]:
+            described = manifest["splits"][split]
+            _demand(described, "documents", "tokens", "bytes")
+            for shard in described["shards"]:
                 file = folder / shard["file"]
                 if not file.is_file() or file.stat().st_size != shard["tokens"] * size:
                     raise InputError(f"{file} is missing or not of its recorded size; prepare the data again")
         if load_tokenizer(folder / "tokenizer.json").sha256 != manifest["tokenizer"]["sha256"]:
             raise InputError(f"{folder}/tokenizer.json is not the tokenizer these data were prepared with")
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a data manifest ({type(error).__name__}: {error}); {ACCEPTED}") from None
     return Dataset(folder, manifest)
+
+
+def _demand(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if name not in fields:
+            raise KeyError(name)

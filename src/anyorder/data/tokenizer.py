@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -26,18 +27,28 @@ class Tokenizer:
             )
         if end is None:
             raise InputError(f"the tokenizer has no end-of-text token; accepted: one that has {END_OF_TEXT} or </s>")
+        backend.no_truncation()  # many a tokenizer.json would cut or fill up every document
+        backend.no_padding()
         backend.encode_special_tokens = True  # a document that spells the token out must not end there
         self.backend = backend
         self.end_of_text: int = end
         self.vocabulary: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=False).ids
+        return list(self._encode([text])[0].ids)
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
         """Encode documents, each ended by the end-of-text token."""
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array([*encoding.ids, self.end_of_text], dtype=np.uint32) for encoding in encodings]
+        return [np.array([*encoding.ids, self.end_of_text], dtype=np.uint32) for encoding in self._encode(texts)]
+
+    def _encode(self, texts: list[str]) -> list[Any]:
+        try:
+            return self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception, and TypeError for lone surrogates
+            reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+            raise InputError(
+                f"the tokenizer cannot encode the text ({reason}); accepted: text that it covers"
+            ) from None
 
     def decode(self, tokens: list[int]) -> str:
         return self.backend.decode(tokens, skip_special_tokens=False)

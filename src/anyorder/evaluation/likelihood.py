@@ -22,7 +22,7 @@ class Estimate:
     """Mean nats per token over sequences; bits per byte where the tokenizer says how long a token is."""
 
     nats_per_token: float
-    nats_error: float
+    nats_error: float | None  # None where one sequence says nothing of the spread
     bits_per_byte: float | None
     bits_error: float | None
     sequences: int
@@ -72,13 +72,14 @@ def estimate(nats: Tensor, rows: Tensor, byte_lengths: np.ndarray | None, orders
         sizes = torch.from_numpy(byte_lengths)[rows].sum(1).double()  # (N,)
         bits = float(nats.sum() / sizes.sum()) / math.log(2)
         # a ratio of sums: its error is that of nats - ratio * bytes, to first order
-        bits_error = _standard_error(nats / math.log(2) - bits * sizes) / float(sizes.mean())
+        spread = _standard_error(nats / math.log(2) - bits * sizes)
+        bits_error = None if spread is None else spread / float(sizes.mean())
     per_token = nats / length
     return Estimate(float(per_token.mean()), _standard_error(per_token), bits, bits_error, count, tokens, orders)
 
 
-def _standard_error(values: Tensor) -> float:
-    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else float("nan")
+def _standard_error(values: Tensor) -> float | None:
+    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def xz_bits_per_byte(text: bytes) -> float:

@@ -1,7 +1,7 @@
 """Read the published AO-GPT and sigma-GPT training checkpoints (`.pt`), by parameter name, EMA weights or raw ones."""
 
-import pickle
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,38 +53,42 @@ class Published:
 def read_published(path: Path) -> Published:
     """Read a published `.pt` file; nothing in it is executed."""
     checkpoint = _read(path)
+    try:
+        return _understand(checkpoint)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; {ACCEPTED}") from None
+    except Exception as error:  # a file can be wrong in every way that Python objects can
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path} is not laid out as expected ({reason[:120]}); {ACCEPTED}") from None
+
+
+def _understand(checkpoint: dict[str, Any]) -> Published:
     raw = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in checkpoint["model"].items()}
     arguments = checkpoint["model_args"]
     adaln = "transformer.h.0.adaLN.1.weight" in raw
-    layer_norm = "transformer.h.0.ln_1.bias" in raw
     tied = "lm_head.bias" not in raw
-    try:
-        config = ModelConfig(
-            layers=arguments["n_layer"],
-            heads=arguments["n_head"],
-            width=arguments["n_embd"],
-            positions=arguments["block_size"],
-            vocabulary=arguments["vocab_size"],
-            injection="adaln" if adaln else "add",
-            norm="layer" if layer_norm or (not arguments["bias"] and not adaln) else "rms",
-            qk_norm="transformer.h.0.attn.q_norm.weight" in raw,
-            bias=arguments["bias"],
-            tied_head=tied,
-        )
-        # shadow parameters are listed as model.parameters() lists them, where a tied head counts once
-        names = [name for name in raw if not (tied and name.startswith("lm_head."))]
-        shadows = checkpoint["ema_model"]["shadow_params"]
-        if len(names) != len(shadows):
-            raise InputError(f"{path} has {len(shadows)} EMA tensors for {len(names)} parameters; {ACCEPTED}")
-        ema = dict(zip(names, shadows, strict=True))
-        found = Published(config, _renamed(raw, tied), _renamed(ema, tied), int(checkpoint["iter_num"]))
-        for weights in (found.raw, found.ema):
-            with torch.device("meta"):
-                Decoder(config).load_state_dict(weights, assign=True)
-    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not laid out as expected ({str(error).strip().splitlines()[0]}); {ACCEPTED}"
-        ) from None
+    config = ModelConfig(
+        layers=arguments["n_layer"],
+        heads=arguments["n_head"],
+        width=arguments["n_embd"],
+        positions=arguments["block_size"],
+        vocabulary=arguments["vocab_size"],
+        injection="adaln" if adaln else "add",
+        norm="rms" if adaln else "layer",
+        qk_norm="transformer.h.0.attn.q_norm.weight" in raw,
+        bias=arguments["bias"],
+        tied_head=tied,
+    )
+    # shadow parameters are listed as model.parameters() lists them, where a tied head counts once
+    names = [name for name in raw if not (tied and name.startswith("lm_head."))]
+    shadows = checkpoint["ema_model"]["shadow_params"]
+    if len(names) != len(shadows):
+        raise InputError(f"it has {len(shadows)} EMA tensors for {len(names)} parameters")
+    ema = dict(zip(names, shadows, strict=True))
+    found = Published(config, _renamed(raw, tied), _renamed(ema, tied), int(checkpoint["iter_num"]))
+    for weights in (found.raw, found.ema):
+        with torch.device("meta"):
+            Decoder(config).load_state_dict(weights, assign=True)
     return found
 
 
@@ -92,15 +96,20 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"there is no file {path}; {ACCEPTED}")
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise InputError(f"its part {damaged} is damaged")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except PermissionError:
+        raise
+    except Exception as error:  # torch raises whatever the damaged bytes lead it to
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} cannot be read as a checkpoint ({reason[:120]}); {ACCEPTED}") from None
-    missing = (
-        [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint]
-        if isinstance(checkpoint, dict)
-        else ["a dictionary"]
-    )
+    if not isinstance(checkpoint, dict):
+        raise InputError(f"{path} holds a {type(checkpoint).__name__}; {ACCEPTED}")
+    missing = [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint]
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; {ACCEPTED}")
     return checkpoint

@@ -71,6 +71,11 @@ class Decoder(nn.Module):
 
     def _check(self, tokens: Tensor, order: Tensor) -> None:
         orders.check(order, tokens)
+        if tokens.dtype != torch.long or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
+            raise InputError(
+                f"tokens of {tokens.dtype} from {tokens.min()} to {tokens.max()} were given; "
+                f"accepted: torch.long from 0 to {self.config.vocabulary - 1}"
+            )
         if tokens.shape[1] > self.config.positions:
             raise InputError(
                 f"the text has {tokens.shape[1]} tokens; "

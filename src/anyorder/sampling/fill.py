@@ -36,6 +36,8 @@ def fill(
     `order` names an order distribution or is a (B, T) tensor; the blanks are written in the order it puts them in.
     `allowed` is a mask that broadcasts to (B, T, V): which tokens each position may take. Temperature 0 is greedy.
     """
+    if tokens.dim() != 2:
+        raise InputError(f"tokens have the shape {tuple(tokens.shape)}; accepted: (B, T)")
     batch, length = tokens.shape
     if blanks.shape != tokens.shape or blanks.dtype != torch.bool:
         raise InputError(
@@ -95,6 +97,7 @@ def _draw_token(
         if not allowed.any(-1).all():
             raise InputError("a blank has no allowed token; accepted: at least one for each position")
         logits = logits.masked_fill(~allowed, float("-inf"))
+    logits = logits - logits.amax(-1, keepdim=True)  # so that a temperature near 0 divides no large number
     logprobs = (logits / temperature if temperature > 0 else logits).log_softmax(-1)
     if temperature > 0:
         drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)  # (B, 1)

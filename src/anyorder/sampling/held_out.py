@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyorder.data.batches import generator_for, spread_chunks
 from anyorder.data.shards import Dataset
-from anyorder.data.tokenizer import Tokenizer
+from anyorder.data.tokenizer import END_OF_TEXT, Tokenizer
 from anyorder.errors import InputError
 from anyorder.sampling.template import SPACE, Template
 
@@ -37,8 +37,9 @@ def held_out_templates(data: Dataset, length: int, count: int, seed: int) -> lis
 
 
 def _whole_sentences(text: str) -> str:
-    """Keep what lies between the first and the last sentence end of one document's stretch of text."""
-    ends = [match.end() for match in re.finditer(r"[a-z]{3}[.!?](?=\s)", text.replace("<|endoftext|>", " "))]
+    """Keep what lies between the first and the last sentence end of the longest stretch that is of one document."""
+    text = max(text.split(END_OF_TEXT), key=len)
+    ends = [match.end() for match in re.finditer(r"[a-z]{3}[.!?](?=\s)", text)]
     return re.sub(r"\s+", " ", text[ends[0] : ends[-1]]).strip() if len(ends) > 1 else ""
 
 

@@ -17,9 +17,7 @@ from torch.func import functional_call
 from anyorder import orders
 from anyorder.checkpoint import (
     RunConfig,
-    create_run,
     folder_of,
-    is_run,
     load_optimizer,
     load_weights,
     newest_whole,
@@ -27,6 +25,8 @@ from anyorder.checkpoint import (
     read_tensors,
     save,
     set_aside_corrupt,
+    start_run,
+    steps_of,
     write_config,
 )
 from anyorder.config import HABITS, ModelConfig, TrainingConfig
@@ -34,6 +34,7 @@ from anyorder.data.batches import Batches, generator_for, spread_chunks
 from anyorder.data.shards import Dataset
 from anyorder.errors import InputError
 from anyorder.evaluation.likelihood import sequence_nats
+from anyorder.files import write_text
 from anyorder.models.decoder import Decoder
 from anyorder.objectives import order_nll
 from anyorder.precision import autocast, pick_device, pick_precision
@@ -99,15 +100,15 @@ def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] 
     held_out = spread_chunks(
         data.split("validation", config.model.positions), config.model.positions, training.validation_sequences
     )
-    if is_run(run):
+    fresh = not steps_of(run)  # without a checkpoint there is nothing to go on with
+    if not fresh:
         _check_same(run, config)
     batches = Batches(stream, config.model.positions, training.batch_size, training.seed)
     loop = _Loop(run, config.model, training, distribution, batches, held_out)
-    if is_run(run):
-        write_config(run, config)
-    else:
-        create_run(run, config, data.tokenizer)
+    if fresh:
+        start_run(run, data.tokenizer)
     with _alone(run):
+        write_config(run, config)
         yield from loop.events(stop)
 
 
@@ -193,6 +194,12 @@ class _Loop:
                 _write(metrics, stepped)
                 yield stepped
                 last = self.step == self.training.steps
+                if (
+                    last
+                    or not self.step % self.training.validate_every
+                    or not self.step % self.training.checkpoint_every
+                ):
+                    self._demand_finite(saved)
                 if self.step % self.training.validate_every == 0 or last:
                     validated = Validated(self.step, self._validate())
                     _write(metrics, validated)
@@ -201,6 +208,7 @@ class _Loop:
                     saved = self._save()
                     yield Saved(saved, folder_of(self.run, saved))
             if saved != self.step:
+                self._demand_finite(saved)
                 saved = self._save()
                 yield Saved(saved, folder_of(self.run, saved))
         yield Ended(self.step, self.step == self.training.steps)
@@ -236,20 +244,28 @@ class _Loop:
             loss += nats.item() / config.micro_batches
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
         if not math.isfinite(loss) or not math.isfinite(norm):
-            good = "there is no checkpoint yet"
-            if saved is not None:
-                good = f"the last good checkpoint is {folder_of(self.run, saved)}"
-            raise InputError(
-                f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}; {good}; "
-                "accepted: finite ones, which a lower learning rate or more warm-up may give"
-            )
+            raise self._diverged(f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}", saved)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.ema.update(step)
         self.step += 1
+        self.ema.update(self.step)
         speed = tokens.numel() / (time.perf_counter() - start)
         return Stepped(self.step, loss, share * config.learning_rate, norm, speed)
+
+    def _diverged(self, what: str, saved: int | None) -> InputError:
+        good = "there is no checkpoint yet"
+        if saved is not None:
+            good = f"the last good checkpoint is {folder_of(self.run, saved)}"
+        return InputError(
+            f"{what}; {good}; accepted: finite ones, which a lower learning rate or more warm-up may give"
+        )
+
+    def _demand_finite(self, saved: int | None) -> None:
+        """Refuse to validate or save weights that an update has broken."""
+        weights = [p.detach() for p in self.model.parameters()] + list(self.ema.average.values())
+        if not torch.stack(torch._foreach_norm(weights)).isfinite().all():
+            raise self._diverged(f"the weights are not finite at step {self.step}", saved)
 
     def _validate(self) -> dict[str, float]:
         """Score the held-out chunks with the EMA weights, in the same orders at every validation."""
@@ -274,7 +290,7 @@ class _Loop:
     def _save(self) -> int:
         raw = {name: p.detach() for name, p in self.model.named_parameters()}
         state = optimizer_tensors(self.model, self.optimizers)
-        save(self.run, self.step, raw, self.ema.average, state, self.training.keep)
+        save(self.run, self.step, self.model.config, raw, self.ema.average, state, self.training.keep)
         return self.step
 
 
@@ -283,14 +299,13 @@ def _open_metrics(run: Path, step: int) -> Iterator[IO[str]]:
     """Open metrics.jsonl for appending, without what was written after the checkpoint that the run goes on from."""
     path = run / "metrics.jsonl"
     kept = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (json.JSONDecodeError, KeyError, TypeError):
-                continue  # a line cut short by a kill
-    path.write_text("".join(kept), encoding="utf-8")
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short by a kill
+    write_text(path, "".join(kept))
     with path.open("a", encoding="utf-8") as file:
         yield file
 

@@ -88,7 +88,7 @@ def make_state(optimizers: list[Optimizer]) -> None:
 class EMA:
     """Keep a moving average of a model's parameters: average += (1 - d) * (weight - average).
 
-    d = min(decay, (1 + n) / (10 + n)) after n updates, so that the random start is soon forgotten.
+    d = min(decay, (1 + n) / (10 + n)) at the n-th update, so that the random start is soon forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -97,8 +97,8 @@ class EMA:
         self.average = {name: p.detach().clone() for name, p in self.live.items()}
 
     @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """Take in the weights after `updates` earlier calls."""
-        decay = min(self.decay, (1 + updates) / (10 + updates))
+    def update(self, number: int) -> None:
+        """Take in the weights; `number` counts the updates, this one included."""
+        decay = min(self.decay, (1 + number) / (10 + number))
         live: list[Tensor] = [p.detach() for p in self.live.values()]
         torch._foreach_lerp_(list(self.average.values()), live, 1 - decay)

@@ -1,0 +1,95 @@
+"""What of a preset the command line can change."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from anyorder import orders
+from anyorder.config import Precision, Preset
+from anyorder.errors import InputError
+
+
+def _of(metavar: str) -> Any:
+    """Describe an option that stands for a field of the preset."""
+    return arg(metavar=metavar, help_behavior_hint="(default: the preset's)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Overrides:
+    """What of a preset to change."""
+
+    orders: Annotated[str | None, _of("TEXT")] = None
+    """Order distribution, such as random or mix(0.9*random, 0.1*left_to_right)."""
+    injection: Annotated[str | None, _of("TEXT")] = None
+    """How a slot learns its target: none, add, layer, adaln, rotary, or several joined by +."""
+    family: Annotated[Literal["decoder"] | None, _of("decoder")] = None
+    """Family of models."""
+    steps: Annotated[int | None, _of("INT")] = None
+    """Number of optimizer steps."""
+    batch_size: Annotated[int | None, _of("INT")] = None
+    """Sequences in one step."""
+    micro_batches: Annotated[int | None, _of("INT")] = None
+    """Parts that a batch goes through in (gradient accumulation)."""
+    optimizer: Annotated[Literal["adamw", "muon"] | None, _of("{adamw,muon}")] = None
+    """adamw for all, or muon for the blocks' matrices with adamw for the rest."""
+    learning_rate: Annotated[float | None, _of("FLOAT")] = None
+    """Peak learning rate of AdamW."""
+    muon_learning_rate: Annotated[float | None, _of("FLOAT")] = None
+    """Peak learning rate of Muon."""
+    warmup: Annotated[int | None, _of("INT")] = None
+    """Steps of linear warm-up."""
+    weight_decay: Annotated[float | None, _of("FLOAT")] = None
+    """Weight decay, of matrices only."""
+    clip: Annotated[float | None, _of("FLOAT")] = None
+    """Largest norm of the gradient."""
+    ema_decay: Annotated[float | None, _of("FLOAT")] = None
+    """Decay of the averaged weights."""
+    precision: Annotated[Precision | None, _of("{auto,bf16,fp32}")] = None
+    """Number type of products; auto takes bf16 where the device has it."""
+    seed: Annotated[int | None, _of("INT")] = None
+    """Seed of weights, batches and orders."""
+    checkpoint_every: Annotated[int | None, _of("INT")] = None
+    """Steps between checkpoints."""
+    validate_every: Annotated[int | None, _of("INT")] = None
+    """Steps between validations."""
+    layers: Annotated[int | None, _of("INT")] = None
+    """Number of blocks."""
+    heads: Annotated[int | None, _of("INT")] = None
+    """Attention heads."""
+    width: Annotated[int | None, _of("INT")] = None
+    """Width of the residual stream."""
+    positions: Annotated[int | None, _of("INT")] = None
+    """Length of the sequences the model reads."""
+    norm: Annotated[Literal["rms", "layer"] | None, _of("{rms,layer}")] = None
+    """RMSNorm or LayerNorm."""
+    qk_norm: Annotated[bool | None, _of("{True,False}")] = None
+    """Normalise queries and keys per head."""
+    bias: Annotated[bool | None, _of("{True,False}")] = None
+    """Biases in linear maps."""
+    tied_head: Annotated[bool | None, _of("{True,False}")] = None
+    """Share the head's weight with the token embedding."""
+    gate_start: Annotated[float | None, _of("FLOAT")] = None
+    """adaln only: what gates start at, 0 as published or 1."""
+    rotary_base: Annotated[float | None, _of("FLOAT")] = None
+    """rotary only: base of the frequencies."""
+
+    def apply(self, to: Preset) -> Preset:
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if "orders" in given:
+            given["orders"] = str(orders.parse(given["orders"]))
+        model = {name: value for name, value in given.items() if hasattr(to.model, name)}
+        training = {name: value for name, value in given.items() if hasattr(to.training, name)}
+        made = Preset(dataclasses.replace(to.model, **model), dataclasses.replace(to.training, **training))
+        injections = made.model.injection.split("+")
+        for name, used in (
+            ("gate_start", "adaln" in injections),
+            ("rotary_base", "rotary" in injections),
+            ("muon_learning_rate", made.training.optimizer == "muon"),
+        ):
+            if name in given and not used:
+                raise InputError(
+                    f"{name} was given, which {made.model.injection} with {made.training.optimizer} does not use; "
+                    "accepted: gate_start with adaln, rotary_base with rotary, muon_learning_rate with muon"
+                )
+        return made
