@@ -1,6 +1,8 @@
 """The command line: what each command prints, and one sentence with exit code 2 for each kind of bad input."""
 
 import json
+import os
+import pty
 import random
 import re
 import shutil
@@ -245,6 +247,23 @@ def test_damaged_published_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
             sound = torch.load(GOLDEN / "aogpt.pt", weights_only=True)["model"]
             assert all(torch.equal(raw[name], sound[name]) for name in sound)
     assert capsys.readouterr().err.count("anyorder: error: ") > 20
+
+
+def test_errors_are_plain_in_a_terminal_too() -> None:
+    """The parser draws coloured boxes where it sees a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anyorder.cli", "train", "tiny", "--depth", "3"], stdout=theirs, stderr=theirs
+    )
+    assert process.wait() == 2
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert said.startswith("anyorder: error: ")
+    assert said.count("\n") == 1
+    assert "--depth" in said
+    assert "\x1b" not in said
+    assert "\u2500" not in said
 
 
 @pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "fill", "import"])

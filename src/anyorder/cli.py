@@ -23,8 +23,8 @@ COMMANDS: dict[str, Any] = {
     "fill": commands.fill,
     "import": commands.import_,
 }
-HIDDEN = re.compile("[\u2500\u2502\u256d\u256e\u2570\u256f]")  # the lines of the parser's boxes
-RULE = re.compile("\u2500{20,}")
+DRAWING = re.compile("\x1b\\[[0-9;]*m|[\u2502\u256d\u256e\u2570\u256f]")  # colours and edges of the parser's boxes
+RULE = re.compile("\u2500+")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,8 +73,10 @@ def _parse(arguments: list[str] | None) -> Callable[[], None]:
     except SystemExit as ended:
         if ended.code == 0:
             raise
-        parts = [" ".join(HIDDEN.sub(" ", part).split()) for part in RULE.split(said.getvalue())]
-        sentence = " ".join(part for part in parts if part and "full helptext" not in part).partition(" Got errors:")[0]
+        parts = [" ".join(part.split()) for part in RULE.split(DRAWING.sub(" ", said.getvalue()))]
+        sentence = ", ".join(part for part in parts if part and "full helptext" not in part).partition(" Got errors:")[
+            0
+        ]
         raise InputError(f"{sentence}; anyorder COMMAND --help says what is accepted") from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -25,10 +25,8 @@ PLAIN_SECONDS = 15.0  # without a terminal: one line of progress in so many seco
 def _progress(what: str, total: int | None, start: int = 0) -> Iterator[tuple[Progress, TaskID]]:
     columns = (
         TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=16),  # with the rest, a line of 80 columns
         TextColumn("{task.fields[note]}", markup=False),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
