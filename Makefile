@@ -10,7 +10,7 @@ DATA := datasets/sotu
 RUN := runs/demo
 
 # Two threads that spin for each other stand still when another program takes a core: asleep, they lose a seventh of
-# the speed on a quiet machine and keep two to ten times as much on a busy one.
+# the speed on a quiet machine and are twice as fast beside one busy core (docs/log.md).
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test bench lock clean
@@ -40,7 +40,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.preparing
 
 lock: $(VENV)/installed
-	{ head -1 requirements.lock; $(BIN)/pip freeze --exclude anyorder --exclude pip | sed 's/+cpu//'; } > requirements.new
+	{ head -1 requirements.lock; $(BIN)/pip freeze --all --exclude anyorder --exclude pip | sed 's/+cpu//'; } > requirements.new
 	mv requirements.new requirements.lock
 
 clean:

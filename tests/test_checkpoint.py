@@ -26,9 +26,10 @@ def run(data: Dataset, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, where: float = 0.5) -> None:
+    """Change one bit of a byte, `where` of the way through a file."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[int(where * len(content))] ^= 1
     path.write_bytes(content)
 
 
@@ -42,10 +43,14 @@ def test_only_the_newest_are_kept_and_anybody_can_read_them(run: Path) -> None:
     assert all(torch.equal(stored[name], parameter) for name, parameter in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer/__0_0.distcp", "checkpoint.json"])
-def test_one_flipped_byte_is_reported_and_the_previous_checkpoint_used(run: Path, name: str) -> None:
+NAMES = ["model.safetensors", "ema.safetensors", "optimizer/__0_0.distcp", "optimizer/.metadata", "about.json"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "checkpoint.json"])
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.5, 0.99])
+def test_one_flipped_byte_is_reported_and_the_previous_checkpoint_used(run: Path, name: str, where: float) -> None:
     previous = load_file(folder_of(run, 10) / "ema.safetensors")
-    flip(folder_of(run, 12) / name)
+    flip(folder_of(run, 12) / name, where)
     with pytest.warns(CorruptCheckpoint, match="step-12 is corrupt"):
         model, _ = ao.load(run)
     assert torch.equal(model.token_embedding.weight, previous["token_embedding.weight"])

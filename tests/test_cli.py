@@ -102,6 +102,9 @@ def test_import_makes_a_run(tmp_path: Path, data: Dataset, capsys: pytest.Captur
             theirs, _ = ao.load(GOLDEN / f"{name}.pt", weights=weights)
             with torch.no_grad():
                 assert torch.equal(*(m(expected["tokens"], expected["random_order"]) for m in (ours, theirs)))
+    (tmp_path / "sigma" / "config.json").unlink()  # as a kill before the last step of an import leaves it
+    assert main(["import", str(GOLDEN / "sigma.pt"), "--out", str(tmp_path / "sigma")]) == 0
+    assert "is a run already" in refused(capsys, "import", GOLDEN / "sigma.pt", "--out", tmp_path / "sigma")
     assert "has no tokenizer" in refused(capsys, "fill", tmp_path / "aogpt", "{2}")
     assert "was imported" in refused(capsys, "train", "tiny", "--data", data.folder, "--out", tmp_path / "sigma")
 

@@ -70,7 +70,7 @@ def assert_same_end(run: Path, uninterrupted: Path) -> None:
 
 
 def start(data: Dataset, run: Path) -> subprocess.Popen[str]:
-    """Start training and return once the process has done a step of its own."""
+    """Start training and return once the process has opened its metrics, which it does just before its first step."""
     metrics = run / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns if metrics.exists() else 0
     process = subprocess.Popen(command(data, run), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -88,7 +88,7 @@ def test_kills_at_random_moments_change_nothing(data: Dataset, tmp_path: Path, u
     for number in range(KILLS + KILLS_AT_START):
         if number % 4 == 3:
             process = subprocess.Popen(command(data, run), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            time.sleep(draw.uniform(0.5, 4.0))
+            time.sleep(draw.uniform(0.5, 3.0))
         else:
             process = start(data, run)
             time.sleep(draw.uniform(0.0, 0.25))

@@ -13,11 +13,13 @@ from torch import nn
 import anyorder as ao
 from anyorder.checkpoint import RunConfig, read_run, steps_of
 from anyorder.config import ModelConfig, Preset, TrainingConfig, from_json, preset, to_json
-from anyorder.data.shards import Dataset
+from anyorder.data.corpora import open_corpus
+from anyorder.data.prepare import prepare
+from anyorder.data.shards import Dataset, open_dataset
 from anyorder.training import loop
 from anyorder.training.loop import Saved, Stepped, Validated, train
 from anyorder.training.optimizers import EMA, learning_rate_share, make_optimizers
-from tests.conftest import small_model
+from tests.conftest import small_model, write_texts
 
 TRAINING = TrainingConfig(steps=12, batch_size=8, learning_rate=3e-3, checkpoint_every=5, validate_every=6, warmup=2)
 
@@ -203,13 +205,17 @@ def test_a_start_that_failed_does_not_bind_the_next(data: Dataset, tmp_path: Pat
 
 
 def test_a_second_process_changes_nothing_of_the_first(data: Dataset, tmp_path: Path) -> None:
-    first = train(tmp_path / "run", run_config(data), data)
+    run = tmp_path / "run"
+    prepare(open_corpus(write_texts(tmp_path / "texts")), tmp_path / "other", "bpe:290", validation=0.2)
+    other = open_dataset(tmp_path / "other")
+    first = train(run, run_config(data), data)
     next(first)
-    before = (tmp_path / "run" / "config.json").read_text()
-    with pytest.raises(ao.InputError, match="another process"):
-        list(train(tmp_path / "run", run_config(data, checkpoint_every=1), data))
-    assert (tmp_path / "run" / "config.json").read_text() == before
-    first.close()  # type: ignore[attr-defined]
+    for dataset in (data, other):
+        with pytest.raises(ao.InputError, match="another process"):
+            list(train(run, run_config(dataset, checkpoint_every=1), dataset))
+    list(first)
+    assert read_run(run) == run_config(data)
+    ao.load(run)  # with the tokenizer that it was trained with
 
 
 def test_damaged_metrics_do_not_stop_a_run(data: Dataset, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Run directories: config.json, tokenizer.json, metrics.jsonl and checkpoints that are whole or not there.
 
-checkpoints/step-N/ holds model.safetensors and ema.safetensors, which anybody can read, optimizer/ in the format of
-torch.distributed.checkpoint, and checkpoint.json with the hash of every file, written last.
+checkpoints/step-N/ holds model.safetensors and ema.safetensors, which anybody can read, about.json with the step and
+the model's shape, optimizer/ in the format of torch.distributed.checkpoint, and checkpoint.json with the hashes of
+all these.
 """
 
 import json
@@ -23,11 +24,11 @@ from torch.distributed import checkpoint as distributed_checkpoint
 from anyorder.config import ModelConfig, TrainingConfig, from_json, to_json
 from anyorder.data.tokenizer import Tokenizer, load_tokenizer
 from anyorder.errors import InputError
-from anyorder.files import file_sha256, new_folder, remove_leftovers, write_text
+from anyorder.files import file_sha256, new_folder, remove_leftovers, sync, write_text
 from anyorder.models.decoder import Decoder
 
 Weights = Literal["ema", "raw"]
-OWN = (  # what a run that never saved may hold
+OWN = (  # what a run's folder may hold
     *("checkpoints", "config.json", "tokenizer.json", "metrics.jsonl", ".lock"),
     *(".config.json.partial", ".tokenizer.json.partial", ".metrics.jsonl.partial"),
 )
@@ -49,15 +50,15 @@ class RunConfig:
     content_sha256: str | None
 
 
-def start_run(run: Path, tokenizer: Tokenizer | None) -> None:
-    """Make a run directory, up to config.json, which `write_config` adds when the run is complete."""
+def start_run(run: Path) -> None:
+    """Make the folders of a run, refusing a folder that holds anything else."""
     if run.exists() and not run.is_dir():
         raise InputError(f"{run} is a file; accepted: a run to go on with, or a name that is free")
     if run.is_dir() and any(path.name not in OWN for path in run.iterdir()):
         raise InputError(f"{run} exists and is not a run; accepted: a run to go on with, or a name that is free")
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-    if tokenizer is not None:
-        write_text(run / "tokenizer.json", tokenizer.to_json())
+    for folder in (run, run.parent):
+        sync(folder)
 
 
 def write_config(run: Path, config: RunConfig) -> None:
@@ -129,10 +130,11 @@ def save(
         if optimizer:
             with _quiet_distributed():
                 distributed_checkpoint.save(dict(optimizer), checkpoint_id=folder / "optimizer", no_dist=True)
+        about = json.dumps({"step": step, "model": to_json(model)}, indent=1)
+        (folder / "about.json").write_text(about + "\n", encoding="utf-8")
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
-        about = {"step": step, "model": to_json(model), "sha256": hashes}
-        (folder / "checkpoint.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (folder / "checkpoint.json").write_text(json.dumps({"sha256": hashes}, indent=1) + "\n", encoding="utf-8")
     for old in steps_of(run)[:-keep]:
         _remove(folder_of(run, old))
     return final
@@ -154,7 +156,7 @@ def verify(folder: Path) -> str | None:
     """Say what is wrong with a checkpoint, or None; a file that may not be read is an OSError, not its fault."""
     try:
         recorded = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))["sha256"]
-        if not {"model.safetensors", "ema.safetensors"} <= set(recorded):
+        if not {"about.json", "model.safetensors", "ema.safetensors"} <= set(dict(recorded)):
             return "checkpoint.json names no weights"
     except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
         return "checkpoint.json is missing or unreadable"
@@ -237,8 +239,7 @@ def load_run(run: Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer | 
     if step is None:
         raise InputError(f"{run} has no checkpoint yet; accepted: a run that has trained to its first one")
     folder = folder_of(run, step)
-    saved = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8")).get("model")
-    if saved != to_json(config.model):
+    if json.loads((folder / "about.json").read_text(encoding="utf-8"))["model"] != to_json(config.model):
         raise InputError(f"{run}/config.json describes another model than {folder} was saved from; {ACCEPTED}")
     model = Decoder(config.model)
     load_weights(model, folder, weights)

@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 
 from anyorder import commands
-from anyorder.errors import InputError
+from anyorder.errors import InputError, first_line
 from anyorder.files import is_full
 
 COMMANDS: dict[str, Any] = {
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, MemoryError) or "allocate" in str(error):
             return _fail("there is not enough memory for this; accepted: a smaller model, batch or text")
         print(
-            f"anyorder: error: a fault of the program's own, {type(error).__name__}: {str(error).splitlines()[:1]}; "
+            f"anyorder: error: a fault of the program's own, {type(error).__name__}: {first_line(error)}; "
             "ANYORDER_TRACEBACK=1 shows where",
             file=sys.stderr,
         )
@@ -74,9 +74,8 @@ def _parse(arguments: list[str] | None) -> Callable[[], None]:
         if ended.code == 0:
             raise
         parts = [" ".join(part.split()) for part in RULE.split(DRAWING.sub(" ", said.getvalue()))]
-        sentence = ", ".join(part for part in parts if part and "full helptext" not in part).partition(" Got errors:")[
-            0
-        ]
+        said_in_full = ", ".join(part for part in parts if part and "full helptext" not in part)
+        sentence, _, _ = said_in_full.partition(" Got errors:")
         raise InputError(f"{sentence}; anyorder COMMAND --help says what is accepted") from None
 
 

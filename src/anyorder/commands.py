@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -261,7 +262,10 @@ def import_(
         )
     if checkpoint.is_run(out):
         raise InputError(f"{out} is a run already; accepted: a name that is free")
-    checkpoint.start_run(out, given)
+    checkpoint.start_run(out)
+    if given is not None:
+        write_text(out / "tokenizer.json", given.to_json())
+    shutil.rmtree(checkpoint.folder_of(out, published.step), ignore_errors=True)  # of an import that was killed
     raw, ema = (
         {name: tensor for name, tensor in weights.items() if not (published.config.tied_head and name == "head.weight")}
         for weights in (published.raw, published.ema)

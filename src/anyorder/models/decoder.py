@@ -24,7 +24,7 @@ class Decoder(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(c.vocabulary, c.width)
         self.position_embedding = nn.Embedding(c.positions + 1, c.width)  # the start slot's, then position p at p + 1
-        self.start_embedding = nn.Parameter(torch.empty(c.width))
+        self.start_embedding = nn.Parameter(torch.zeros(c.width))
         self.blocks = nn.ModuleList(Block(c.width, c.heads, c.norm, c.bias, c.qk_norm) for _ in range(c.layers))
         self.final_norm = make_norm(c.norm, c.width, c.bias)
         # A tied head has no bias: the published tied model has none, and GPT-2 neither.
@@ -71,6 +71,10 @@ class Decoder(nn.Module):
 
     def _check(self, tokens: Tensor, order: Tensor) -> None:
         orders.check(order, tokens)
+        if not tokens.numel() or not order.numel():
+            raise InputError(
+                f"tokens {tuple(tokens.shape)} and order {tuple(order.shape)}; accepted: at least one token"
+            )
         if tokens.dtype != torch.long or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
             raise InputError(
                 f"tokens of {tokens.dtype} from {tokens.min()} to {tokens.max()} were given; "
@@ -86,7 +90,7 @@ class Decoder(nn.Module):
         ):
             raise InputError(
                 "this model was built with injection none and reads left to right only, and another order was given; "
-                "accepted: left_to_right"
+                "accepted: left_to_right, and blanks at the end of the text"
             )
 
 

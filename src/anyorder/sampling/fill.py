@@ -46,24 +46,27 @@ def fill(
         )
     if not 0 <= temperature < float("inf"):
         raise InputError(f"temperature is {temperature}; accepted: 0 (greedy) or more")
-    if length > model.config.positions:
-        raise InputError(
-            f"the text has {length} tokens; accepted: at most {model.config.positions}, the model's positions"
-        )
+    if allowed is not None:
+        try:
+            allowed = allowed.expand(batch, length, model.config.vocabulary)
+        except RuntimeError:
+            raise InputError(
+                f"allowed {tuple(allowed.shape)} does not broadcast to {(batch, length, model.config.vocabulary)}"
+            ) from None
     whole = _known_first(blanks, _draw(order, tokens, generator))  # (B, T)
     written = tokens.masked_fill(blanks, 0)
-    logprobs = torch.zeros(batch, length)
+    logprobs = torch.zeros(batch, length, device=tokens.device)
     known = (~blanks).sum(1)  # (B,)
-    rows = torch.arange(batch)
+    rows = torch.arange(batch, device=tokens.device)
     passes = forwards = 0
     for step in range(int(blanks.sum(1).max()) if batch else 0):
-        slot = (known + step).clamp(max=length - 1)  # (B,) the slot whose target is written now
         active = known + step < length  # (B,) rows with fewer blanks are done
-        until = int(slot.max()) + 1
+        until = int((known + step)[active].max()) + 1
+        slot = (known + step).clamp(max=until - 1)  # (B,) the slot whose target is written now
         # what stands beyond a row's own slot is not written yet; causality keeps it from being seen
         hidden = model.hidden(written, whole[:, :until])[rows, slot]  # (B, C)
         position = whole[rows, slot]  # (B,)
-        mask = None if allowed is None else allowed.expand(batch, length, -1)[rows, position]  # (B, V)
+        mask = None if allowed is None else allowed[rows, position]  # (B, V)
         drawn, its_logprob = _draw_token(model.head(hidden).float(), mask, temperature, generator)
         written[rows[active], position[active]] = drawn[active]
         logprobs[rows[active], position[active]] = its_logprob[active]
@@ -75,7 +78,7 @@ def fill(
 def _draw(order: str | Tensor, tokens: Tensor, generator: torch.Generator | None) -> Tensor:
     drawn = order
     if isinstance(drawn, str):
-        drawn = orders.parse(drawn).sample(tokens.shape[0], tokens.shape[1], generator)
+        drawn = orders.parse(drawn).sample(tokens.shape[0], tokens.shape[1], generator).to(tokens.device)
     orders.check(drawn, tokens)
     if drawn.shape != tokens.shape:
         raise InputError(f"order {tuple(drawn.shape)} does not name all of tokens {tuple(tokens.shape)}")
@@ -86,7 +89,7 @@ def _known_first(blanks: Tensor, order: Tensor) -> Tensor:
     """Put the known positions first, left to right, and the blanks after them as `order` has them: (B, T) -> (B, T)."""
     length = order.shape[1]
     rank = order.argsort(1)  # (B, T): when `order` reveals each position
-    return torch.where(blanks, length + rank, torch.arange(length)).argsort(1)
+    return torch.where(blanks, length + rank, torch.arange(length, device=order.device)).argsort(1)
 
 
 def _draw_token(
@@ -97,8 +100,10 @@ def _draw_token(
         if not allowed.any(-1).all():
             raise InputError("a blank has no allowed token; accepted: at least one for each position")
         logits = logits.masked_fill(~allowed, float("-inf"))
-    logits = logits - logits.amax(-1, keepdim=True)  # so that a temperature near 0 divides no large number
-    logprobs = (logits / temperature if temperature > 0 else logits).log_softmax(-1)
+    if temperature > 0:
+        # from the largest down, and in float64: a temperature near 0 makes no infinity, and 1e-50 is not 0
+        logits = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    logprobs = logits.log_softmax(-1).float()
     if temperature > 0:
         drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)  # (B, 1)
     else:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from anyorder.data.batches import generator_for, spread_chunks
 from anyorder.data.shards import Dataset
-from anyorder.data.tokenizer import END_OF_TEXT, Tokenizer
+from anyorder.data.tokenizer import END_OF_TEXT, SPACE, Tokenizer
 from anyorder.errors import InputError
-from anyorder.sampling.template import SPACE, Template
+from anyorder.sampling.template import Template
 
 BLANKS, WORDS = 2, 3  # blanks in a text, words in a blank
 TRIES = 40  # stretches of text looked at for each passage
@@ -22,18 +22,20 @@ def held_out_templates(data: Dataset, length: int, count: int, seed: int) -> lis
         raise InputError(
             "held-out sentences are cut at words, which needs a byte-level tokenizer such as bpe:N or gpt2"
         )
+    chunks = spread_chunks(data.split("validation", length), length, TRIES * count)
     found = []
-    for number, chunk in enumerate(spread_chunks(data.split("validation", length), length, TRIES * count)):
-        tokens = torch.tensor(tokenizer.encode(_whole_sentences(tokenizer.decode(chunk.tolist()))), dtype=torch.long)
+    for number in torch.randperm(len(chunks), generator=generator_for(seed, "passages")).tolist():
+        text = _whole_sentences(tokenizer.decode(chunks[number].tolist()))
+        tokens = torch.tensor(tokenizer.encode(text), dtype=torch.long)
         starts = _word_starts(tokens.tolist(), tokenizer)
-        if len(tokens) > length or len(starts) < BLANKS * (WORDS + 2):
-            continue
-        found.append((_blank_words(tokens, starts, generator_for(seed, "held out", number)), tokens))
+        if len(tokens) <= length and len(starts) >= BLANKS * (WORDS + 2):
+            found.append((_blank_words(tokens, starts, generator_for(seed, "held out", number)), tokens))
         if len(found) == count:
-            break
-    if not found:
-        raise InputError(f"{data.folder} holds no passage of whole sentences within {length} tokens")
-    return found
+            return found
+    raise InputError(
+        f"{data.folder} holds {len(found)} passages of whole sentences within {length} tokens, of {count} asked for; "
+        "accepted: as many as there are"
+    )
 
 
 def _whole_sentences(text: str) -> str:
@@ -45,8 +47,8 @@ def _whole_sentences(text: str) -> str:
 
 def _word_starts(tokens: list[int], tokenizer: Tokenizer) -> list[int]:
     """List where a new word starts, behind a space."""
-    pieces = [tokenizer.backend.id_to_token(token) or "" for token in tokens]
-    return [i for i, piece in enumerate(pieces) if len(piece) > 1 and piece.startswith(SPACE)]
+    spellings = tokenizer.pieces()
+    return [i for i, token in enumerate(tokens) if len(spellings[token]) > 1 and spellings[token].startswith(SPACE)]
 
 
 def _blank_words(tokens: Tensor, starts: list[int], generator: torch.Generator) -> Template:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anyorder.data.tokenizer import Tokenizer
+from anyorder.data.tokenizer import SPACE, Tokenizer
 from anyorder.errors import InputError
 
 ACCEPTED = "accepted: text with blanks such as {4}, the number of tokens to write there; {{ and }} for plain braces"
-SPACE = "Ġ"  # how byte-level vocabularies spell a space
 
 
 @dataclass(frozen=True)

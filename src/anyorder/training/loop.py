@@ -29,7 +29,7 @@ from anyorder.checkpoint import (
     steps_of,
     write_config,
 )
-from anyorder.config import HABITS, ModelConfig, TrainingConfig
+from anyorder.config import MAY_CHANGE, ModelConfig, TrainingConfig
 from anyorder.data.batches import Batches, generator_for, spread_chunks
 from anyorder.data.shards import Dataset
 from anyorder.errors import InputError
@@ -100,14 +100,16 @@ def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] 
     held_out = spread_chunks(
         data.split("validation", config.model.positions), config.model.positions, training.validation_sequences
     )
-    fresh = not steps_of(run)  # without a checkpoint there is nothing to go on with
-    if not fresh:
-        _check_same(run, config)
+    if steps_of(run):
+        _check_same(run, config)  # refused before anything is written
     batches = Batches(stream, config.model.positions, training.batch_size, training.seed)
     loop = _Loop(run, config.model, training, distribution, batches, held_out)
-    if fresh:
-        start_run(run, data.tokenizer)
+    start_run(run)
     with _alone(run):
+        if steps_of(run):
+            _check_same(run, config)  # another process may have saved meanwhile
+        else:
+            write_text(run / "tokenizer.json", data.tokenizer.to_json())
         write_config(run, config)
         yield from loop.events(stop)
 
@@ -135,7 +137,7 @@ def _check_same(run: Path, config: RunConfig) -> None:
         old, new = getattr(before, part), getattr(config, part)
         for field in fields(old):
             was, now = getattr(old, field.name), getattr(new, field.name)
-            if was != now and field.name not in HABITS:
+            if was != now and field.name not in MAY_CHANGE:
                 raise InputError(
                     f"{run} was started with {field.name} = {was} and now {now} was given; "
                     "accepted: the same to go on, or another --out"
@@ -194,17 +196,15 @@ class _Loop:
                 _write(metrics, stepped)
                 yield stepped
                 last = self.step == self.training.steps
-                if (
-                    last
-                    or not self.step % self.training.validate_every
-                    or not self.step % self.training.checkpoint_every
-                ):
+                validating = last or self.step % self.training.validate_every == 0
+                saving = last or self.step % self.training.checkpoint_every == 0
+                if validating or saving:
                     self._demand_finite(saved)
-                if self.step % self.training.validate_every == 0 or last:
+                if validating:
                     validated = Validated(self.step, self._validate())
                     _write(metrics, validated)
                     yield validated
-                if self.step % self.training.checkpoint_every == 0 or last:
+                if saving:
                     saved = self._save()
                     yield Saved(saved, folder_of(self.run, saved))
             if saved != self.step:
@@ -275,17 +275,13 @@ class _Loop:
 
         names = ["left_to_right", "random"] if self.model.any_order else ["left_to_right"]
         rows = max(1, self.training.batch_size // self.training.micro_batches)
-        nats = {
-            name: torch.cat(
-                list(
-                    sequence_nats(
-                        averaged, self.held_out, orders.parse(name), seed=0, batch_size=rows, autocast=self.autocast
-                    )
-                )
+        found = {}
+        for name in names:
+            parts = sequence_nats(
+                averaged, self.held_out, orders.parse(name), seed=0, batch_size=rows, autocast=self.autocast
             )
-            for name in names
-        }  # each (N,)
-        return {name: found.mean().item() / self.held_out.shape[1] for name, found in nats.items()}
+            found[name] = torch.cat(list(parts)).mean().item() / self.held_out.shape[1]
+        return found
 
     def _save(self) -> int:
         raw = {name: p.detach() for name, p in self.model.named_parameters()}
