@@ -15,7 +15,8 @@ from anyorder import checkpoint
 from anyorder.checkpoint import CorruptCheckpoint, folder_of, newest_whole, steps_of
 from anyorder.data.shards import Dataset
 from anyorder.data.tokenizer import make_tokenizer
-from anyorder.training.loop import Saved, train
+from anyorder.training.events import Saved
+from anyorder.training.loop import train
 from tests.test_training import run_config
 
 

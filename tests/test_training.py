@@ -17,7 +17,8 @@ from anyorder.data.corpora import open_corpus
 from anyorder.data.prepare import prepare
 from anyorder.data.shards import Dataset, open_dataset
 from anyorder.training import loop
-from anyorder.training.loop import Saved, Stepped, Validated, train
+from anyorder.training.events import Saved, Stepped, Validated
+from anyorder.training.loop import train
 from anyorder.training.optimizers import EMA, learning_rate_share, make_optimizers
 from tests.conftest import small_model, write_texts
 

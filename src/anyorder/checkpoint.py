@@ -28,7 +28,7 @@ from anyorder.files import file_sha256, new_folder, remove_leftovers, sync, writ
 from anyorder.models.decoder import Decoder
 
 Weights = Literal["ema", "raw"]
-OWN = (  # what a run's folder may hold
+OWN = (  # what a killed process may leave of a run that it was making
     *("checkpoints", "config.json", "tokenizer.json", "metrics.jsonl", ".lock"),
     *(".config.json.partial", ".tokenizer.json.partial", ".metrics.jsonl.partial"),
 )
@@ -54,7 +54,7 @@ def start_run(run: Path) -> None:
     """Make the folders of a run, refusing a folder that holds anything else."""
     if run.exists() and not run.is_dir():
         raise InputError(f"{run} is a file; accepted: a run to go on with, or a name that is free")
-    if run.is_dir() and any(path.name not in OWN for path in run.iterdir()):
+    if run.is_dir() and not is_run(run) and any(path.name not in OWN for path in run.iterdir()):
         raise InputError(f"{run} exists and is not a run; accepted: a run to go on with, or a name that is free")
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     for folder in (run, run.parent):

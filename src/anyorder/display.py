@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyorder.data.tokenizer import Tokenizer
 from anyorder.sampling.template import pieces_of, writing_order
-from anyorder.training.loop import Ended, Event, Saved, Started, Stepped, Validated
+from anyorder.training.events import Ended, Event, Saved, Started, Stepped, Validated
 
 console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 PLAIN_SECONDS = 15.0  # without a terminal: one line of progress in so many seconds

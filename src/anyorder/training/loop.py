@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +38,7 @@ from anyorder.files import write_text
 from anyorder.models.decoder import Decoder
 from anyorder.objectives import order_nll
 from anyorder.precision import autocast, pick_device, pick_precision
+from anyorder.training.events import Ended, Event, Saved, Started, Stepped, Validated
 from anyorder.training.memory import keep_freed_memory
 from anyorder.training.optimizers import (
     EMA,
@@ -47,47 +48,6 @@ from anyorder.training.optimizers import (
     optimizer_tensors,
     set_learning_rate,
 )
-
-
-@dataclass(frozen=True)
-class Started:
-    step: int
-    steps: int
-    parameters: int
-    device: str
-    precision: str
-    chunks: int
-    left_over: int
-
-
-@dataclass(frozen=True)
-class Stepped:
-    step: int  # number of steps done
-    loss: float
-    learning_rate: float
-    gradient_norm: float
-    tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class Validated:
-    step: int
-    nats: dict[str, float]  # by order, of the EMA weights
-
-
-@dataclass(frozen=True)
-class Saved:
-    step: int
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Ended:
-    step: int
-    finished: bool
-
-
-Event = Started | Stepped | Validated | Saved | Ended
 
 
 def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
