@@ -6,7 +6,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-DATA := datasets/sotu
+DATA := data/sotu
 RUN := runs/demo
 
 # Two threads that spin for each other stand still when another program takes a core: asleep, they lose a seventh of

@@ -33,7 +33,7 @@ def main() -> int:
         second = timed(["make", "demo"], clone)
         report = json.loads((clone / "runs/demo/evaluation.json").read_text(encoding="utf-8"))
         bits = {result["name"]: result["bits_per_byte"] for result in report["results"]}
-        fill = f".venv/bin/anyorder fill runs/demo --held-out datasets/sotu --samples {PASSAGES} --json"
+        fill = f".venv/bin/anyorder fill runs/demo --held-out data/sotu --samples {PASSAGES} --json"
         filled = subprocess.run(
             [*fill.split(), "--order", "random", "--temperature", "0.3"],
             check=True,
