@@ -32,7 +32,7 @@ def main() -> int:
         first = timed(["make", "demo"], clone)
         second = timed(["make", "demo"], clone)
         report = json.loads((clone / "runs/demo/evaluation.json").read_text(encoding="utf-8"))
-        bits = {result["name"]: result["bits_per_byte"] for result in report["results"]}
+        bits = {result["name"]: result["bits_per_byte"] for result in report["texts"][0]["results"]}
         fill = f".venv/bin/anyorder fill runs/demo --held-out data/sotu --samples {PASSAGES} --json"
         filled = subprocess.run(
             [*fill.split(), "--order", "random", "--temperature", "0.3"],

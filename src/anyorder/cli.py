@@ -20,6 +20,7 @@ COMMANDS: dict[str, Any] = {
     "prepare": commands.prepare,
     "train": commands.train,
     "evaluate": commands.evaluate,
+    "score": commands.score,
     "fill": commands.fill,
     "import": commands.import_,
 }

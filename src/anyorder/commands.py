@@ -15,7 +15,7 @@ import torch
 import tyro
 from tyro.conf import Positional, arg
 
-from anyorder import checkpoint, orders
+from anyorder import checkpoint
 from anyorder.config import preset
 from anyorder.data.batches import generator_for
 from anyorder.data.corpora import open_corpus
@@ -28,16 +28,26 @@ from anyorder.display import (
     preparation_progress,
     show_filled,
     show_likelihood,
+    show_score,
     show_training,
 )
 from anyorder.errors import InputError
-from anyorder.evaluation.report import evaluate as evaluate_model
+from anyorder.evaluation.blocks import Blocks, of_stream
+from anyorder.evaluation.figures import Mode
+from anyorder.evaluation.likelihood import xz_bits_per_byte
+from anyorder.evaluation.marked import read_file, read_marks, score_marked, scored_json, whole_text
+from anyorder.evaluation.report import choose_figures
+from anyorder.evaluation.report import evaluate as evaluate_texts
+from anyorder.evaluation.zero_shot import Convention, read_set
+from anyorder.evaluation.zero_shot import choose as choose_sets
 from anyorder.files import write_text
 from anyorder.integrations.published import read_published
 from anyorder.loading import load, tokenizer_for
 from anyorder.models.decoder import Decoder
 from anyorder.options import Overrides
+from anyorder.orders import parse as parse_order
 from anyorder.precision import Precision
+from anyorder.processes import rank_and_count
 from anyorder.sampling.fill import Filled
 from anyorder.sampling.fill import fill as fill_blanks
 from anyorder.sampling.held_out import held_out_templates
@@ -108,24 +118,46 @@ def train(
 def evaluate(
     run: Run,
     /,
-    data: Path,
+    data: Path | None = None,
+    suite: str | None = None,
+    convention: Convention = "published",
+    sets: Annotated[list[str], arg(metavar="NAME...")] = [],  # noqa: B006 - nothing changes it
+    file: Annotated[list[str], arg(metavar="NAME=PATH...")] = [],  # noqa: B006
+    order: Annotated[list[str], arg(metavar="ORDER...")] = [],  # noqa: B006
     orders: int = 1,
+    bound: bool = False,
+    ensemble: int = 0,
+    mode: Mode = "fast",
+    contexts: int = 8,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     limit: int | None = None,
     weights: checkpoint.Weights = "ema",
     precision: Precision = "fp32",
     xz: bool = False,
     json_file: Annotated[Path | None, arg(name="json")] = None,
 ) -> None:
-    """Score held-out text left to right (exact) and in random orders, with standard errors over sequences.
+    """Score text left to right (exact), along any order, by the order ensemble and the masked-diffusion bound.
+
+    Each figure stands with its standard error over sequences. It repeats exactly with the same seed, whatever the batch
+    size and the number of processes (torchrun --nproc-per-node N -m anyorder.cli evaluate ...). Interrupted, the same
+    command goes on where it was.
 
     Args:
         run: A run, or a published .pt file.
         data: A folder that anyorder prepare wrote; its validation split is scored, in chunks of the model's length.
-        orders: Random orders for each sequence.
-        seed: Which random orders; the same seed gives the same figures, whatever the batch size.
-        batch_size: Sequences scored at once.
+        suite: Instead of data: zero-shot, other people's texts, from the Hugging Face hub or local files.
+        convention: How the suite is cut: published (rows joined, the AO-GPT code's splits) or mdlm (wrapped blocks).
+        sets: Which of wikitext2, wikitext103, ptb, lambada, lm1b, ag_news, arxiv, pubmed; all without this.
+        file: Local files (.txt with a row a line, .jsonl, .parquet) in place of the hub's: wikitext2=PATH.
+        order: Further orders to score along, such as right_to_left or "fixed(3)".
+        orders: Random orders for each sequence; with several also their mixture, a better bound than their mean.
+        bound: Also the bound of masked diffusion: reveal a random set, score all that is hidden.
+        ensemble: Largest number of context orders (2 to 64) whose probabilities are averaged; 0 for none.
+        mode: The ensemble from stratified contexts (fast), or along one order as published (paper): the same figure.
+        contexts: Contexts for each sequence, for the bound and the fast ensemble.
+        seed: Which random orders.
+        batch_size: Sequences scored at once; without it, as many as keep the table of logits small.
         limit: Score this many sequences, evenly spread, instead of all.
         weights: The averaged weights, or those the optimizer moved.
         precision: Number type of products.
@@ -134,18 +166,123 @@ def evaluate(
     """
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         raise InputError(f"--json {json_file} cannot be written; accepted: a file in a folder that exists")
-    dataset = open_dataset(data)
-    model, _ = _load_for(run, dataset, weights)
-    with counting_progress() as report:
-        figures = evaluate_model(model, dataset, orders, seed, batch_size, limit, precision, xz, report)
-    left_over = f", {figures['left_over']} left over" if limit is None else ""
-    show_likelihood(
-        figures,
-        f"{run} on {figures['tokens']:,} held-out tokens ({figures['sequences']:,} sequences{left_over}), "
-        f"{figures['precision']}",
-    )
-    if json_file is not None:
-        write_text(json_file, json.dumps({"run": str(run), "weights": weights, **figures}, indent=1) + "\n")
+    if (data is None) == (suite is None):
+        raise InputError("give either --data DATA or --suite zero-shot")
+    if suite is None and (sets or file):
+        raise InputError("--sets and --file were given without a suite; accepted: them together with --suite zero-shot")
+    chosen, files = choose_sets(suite, sets, file) if suite is not None else ((), {})
+    for text in order:
+        parse_order(text)  # before the work of loading
+    rank, _ = rank_and_count()
+    model, tokenizer, texts = _texts_to_score(run, weights, data, chosen, files, convention)
+    figures = choose_figures(model.any_order, orders, tuple(order), ensemble, mode, contexts, bound)
+    sizes = tokenizer.byte_lengths()
+    found = []
+    try:
+        with counting_progress(rank == 0) as report:
+            for scored in evaluate_texts(
+                model, texts, figures, sizes, seed, batch_size, limit, precision, _partial_folder(run), report
+            ):
+                if xz:
+                    scored["results"].append(_xz(texts[scored["text"]], limit, tokenizer))
+                found.append(scored)
+                if rank == 0:
+                    show_likelihood(scored, str(run))
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on from here")
+        raise
+    if json_file is not None and rank == 0:
+        report_json = {"run": str(run), "weights": weights, "suite": suite, "texts": found}
+        if suite is not None:
+            report_json["convention"] = convention
+        write_text(json_file, json.dumps(report_json, indent=1) + "\n")
+
+
+def _texts_to_score(
+    run: Path,
+    weights: checkpoint.Weights,
+    data: Path | None,
+    sets: tuple[str, ...],
+    files: dict[str, Path],
+    convention: Convention,
+) -> tuple[Decoder, Tokenizer, dict[str, Blocks]]:
+    """Load a model, its tokenizer, and what it is to score."""
+    if data is not None:
+        dataset = open_dataset(data)
+        model, tokenizer = _load_for(run, dataset, weights)
+        length = model.config.positions
+        return model, tokenizer, {str(data): of_stream(dataset.split("validation", 1), length, dataset.content_sha256)}
+    model, tokenizer = _load_with_tokenizer(run, weights)
+    texts = {}
+    with counting_progress(rank_and_count()[0] == 0) as report:
+        for number, name in enumerate(sets):
+            report(f"reading {name}", number, len(sets))
+            texts[name] = read_set(name, convention, tokenizer, model.config.positions, files.get(name))
+    return model, tokenizer, texts
+
+
+def _partial_folder(run: Path) -> Path:
+    """Say where an evaluation keeps what it has scored: in the run, or beside a file."""
+    return run / "evaluations" if run.is_dir() else run.with_name(f"{run.name}.evaluations")
+
+
+def _xz(blocks: Blocks, limit: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    tokens = [token for number in blocks.spread(limit) for token in blocks.rows([number])[0].tolist()]
+    return {"name": "xz -9e", "bits_per_byte": xz_bits_per_byte(tokenizer.decode_bytes(tokens))}
+
+
+def score(
+    run: Run,
+    /,
+    text: str | None = None,
+    given: str | None = None,
+    file: Path | None = None,
+    order: str = "left_to_right",
+    seed: int = 0,
+    weights: checkpoint.Weights = "ema",
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """State the log-probability of any part of a text given any other part.
+
+    `anyorder score RUN --text "The people of the {United States} are free."` scores what is in braces given the rest.
+    Without braces the whole text is scored, from nothing. --given says which part is given, in the same text:
+    `--text "The {people} are free." --given "{The} people are free."` hides `are free.`
+
+    Args:
+        run: A run, or a published .pt file.
+        text: The text, with braces around what is scored; {{ and }} stand for plain braces.
+        given: The same text, with braces around what is given; without it, all that is not scored.
+        file: A UTF-8 file to score as a whole instead; longer than the model, it goes through in windows.
+        order: The order in which the scored part is read.
+        seed: Which order, where it is random.
+        weights: The averaged weights, or those the optimizer moved.
+        as_json: Print one JSON object instead of a table.
+    """
+    if file is not None and given is not None:
+        raise InputError("--given was given with --file; accepted: --given with --text")
+    parse_order(order)
+    if text is not None and file is None:
+        model, tokenizer = _load_with_tokenizer(run, weights)
+        marked = read_marks(text, given, tokenizer)
+    elif file is not None and text is None:
+        whole = read_file(file)  # before the work of loading
+        model, tokenizer = _load_with_tokenizer(run, weights)
+        marked = whole_text(whole, tokenizer)
+    else:
+        raise InputError('give either --text, such as "The {people} of the land.", or --file PATH')
+    scores = score_marked(model, marked, order, generator_for(seed, "score"))
+    result = scored_json(marked, scores, tokenizer)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        show_score(result)
+
+
+def _load_with_tokenizer(run: Path, weights: checkpoint.Weights) -> tuple[Decoder, Tokenizer]:
+    model, tokenizer = load(run, weights)
+    if tokenizer is None:
+        raise InputError(f"{run} has no tokenizer; accepted: a run with one (anyorder import --tokenizer adds it)")
+    return model, tokenizer
 
 
 def _load_for(run: Path, dataset: Dataset, weights: checkpoint.Weights) -> tuple[Decoder, Tokenizer]:
@@ -195,7 +332,7 @@ def fill(
         raise InputError(f"samples is {samples}; accepted: 1 or more")
     if bool(template) == (held_out is not None):
         raise InputError('give either a template such as "The {4} of the {2}." or --held-out DATA')
-    orders.parse(order)  # before the work of loading
+    parse_order(order)  # before the work of loading
     generator = generator_for(seed, "fill")
     if held_out is not None:
         dataset = open_dataset(held_out)
@@ -204,10 +341,7 @@ def fill(
             dataset, model.config.positions, samples, seed
         )
     else:
-        model, found = load(run, weights)
-        if found is None:
-            raise InputError(f"{run} has no tokenizer; accepted: a run with one (anyorder import --tokenizer adds it)")
-        tokenizer = found
+        model, tokenizer = _load_with_tokenizer(run, weights)
         cases = itertools.repeat((parse_template(template, tokenizer), None), samples)
     for case, truth in cases:
         out = fill_blanks(

@@ -92,27 +92,69 @@ def preparation_progress() -> Iterator[PreparationProgress]:
 
 
 @contextmanager
-def counting_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar that moves at each call with what is done, how much, and of how much."""
-    with _progress("", None) as (progress, task):
-        yield lambda what, done, of: progress.update(task, description=what, completed=done, total=of)
+def counting_progress(shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Show what is being done and the time left: a bar in a terminal, a line every few seconds elsewhere."""
+    begun = last = time.monotonic()
+    first: int | None = None  # what was done already when this began
+
+    def plain(what: str, done: int, of: int) -> None:
+        nonlocal last, first
+        now = time.monotonic()
+        first = done if first is None else first
+        if now - last > PLAIN_SECONDS and done > first:
+            last = now
+            console.print(f"{what}  {done / of:.0%}  {(now - begun) / (done - first) * (of - done):.0f} s left")
+
+    if not shown:
+        yield lambda what, done, of: None
+    elif not console.is_terminal:
+        yield plain
+    else:
+        with _progress("", None) as (progress, task):
+            yield lambda what, done, of: progress.update(task, description=what, completed=done, total=of)
 
 
-def show_likelihood(report: dict[str, Any], title: str) -> None:
-    """Print a table of estimates; a missing figure is a dash."""
+def show_likelihood(scored: dict[str, Any], run: str) -> None:
+    """Print a table of one text's estimates; a missing figure is a dash."""
     columns = ("order", "nats per token", "perplexity", "bits per byte")
-    table = Table(title=Text(title), title_justify="left", title_style="", box=SIMPLE_HEAD)
+    part = "" if scored["tokens"] == scored["tokens_in_all"] else f" of {scored['tokens_in_all']:,}"
+    console.print(
+        f"{run} on {scored['text']}: {scored['tokens']:,} tokens{part} in {scored['sequences']:,} sequences of "
+        f"{scored['length']}, {scored['precision']}; tokens {scored['tokens_sha256'][:16]}"
+    )
+    table = Table(box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="left" if column == "order" else "right", no_wrap=True)
-    for row in report["results"]:
-        times = row.get("orders", 1)
+    for row in scored["results"]:
         table.add_row(
-            f"{row['name']}, mean of {times} orders" if times > 1 else row["name"],
+            row["name"],
             _with_error(row.get("nats_per_token"), row.get("nats_error"), 4),
-            _with_error(row.get("perplexity"), None, 2),
+            _with_error(row.get("perplexity"), row.get("perplexity_error"), 2),
             _with_error(row.get("bits_per_byte"), row.get("bits_error"), 4),
         )
     console.print(table)
+
+
+def show_score(result: dict[str, Any]) -> None:
+    """Print the log-probability of each scored token in its place, and the sum."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("token")
+    table.add_column("log-probability", justify="right")
+    for token in result["tokens"]:
+        value = token["logprob"]
+        shown = f"{value:.4f}" if value is not None else token["part"]
+        table.add_row(Text(_visible(token["token"])), shown, style=None if value is not None else "dim")
+    console.print(table)
+    bits = result["bits_per_byte"]
+    console.print(
+        f"log-probability {result['logprob']:.4f} of {result['tokens_scored']} tokens given {result['tokens_given']}: "
+        f"{result['nats_per_token']:.4f} nats per token, perplexity {result['perplexity']:.2f}"
+        + (f", {bits:.4f} bits per byte" if bits is not None else "")
+    )
+
+
+def _visible(text: str) -> str:
+    return _printable(text).replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\N{OPEN BOX}")
 
 
 def _with_error(value: object, error: object, digits: int) -> str:

@@ -267,6 +267,25 @@ def _real(text: str) -> float:
     return value
 
 
+def ranks(order: Tensor) -> Tensor:
+    """Say when each position is revealed: (B, T) -> (B, T), the inverse permutation."""
+    return order.argsort(1)
+
+
+def grouped(group: Tensor, rank: Tensor) -> Tensor:
+    """Order positions by group (B, T) first, by rank (B, T) inside: whole orders (B, T)."""
+    return (group.long() * rank.shape[1] + rank).argsort(1)
+
+
+def draw(order: str | Tensor, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+    """Turn the text form of a distribution, or orders that are given, into checked orders (B, T)."""
+    drawn = parse(order).sample(batch, length, generator) if isinstance(order, str) else order
+    check(drawn, torch.empty(batch, length, device="meta"))
+    if drawn.shape != (batch, length):
+        raise InputError(f"order {tuple(drawn.shape)} does not name all of {length} positions")
+    return drawn
+
+
 def check(order: Tensor, tokens: Tensor) -> None:
     """Refuse an order that does not fit the tokens: order (B, n) with n <= T, each row of distinct positions."""
     if order.dim() != 2 or tokens.dim() != 2 or len(order) != len(tokens) or order.shape[1] > tokens.shape[1]:

@@ -2,6 +2,7 @@
 
 import glob
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -145,6 +146,8 @@ class HuggingFace:
 
     name: str
     column: str
+    revision: str | None = None
+    url: str | None = None  # of a file, for what no data set of the hub holds
 
     def documents(self) -> Iterator[str]:
         try:
@@ -158,7 +161,15 @@ class HuggingFace:
         name, config, split = (*self.name.removeprefix("hf:").split(":"), "", "")[:3]
         number = 0
         try:
-            for row in datasets.load_dataset(name, config or None, split=split or "train", streaming=True):
+            rows = datasets.load_dataset(
+                name,
+                config or None,
+                split=split or "train",
+                streaming=True,
+                revision=self.revision,
+                data_files=self.url,
+            )
+            for row in rows:
                 number += 1
                 yield _text_of(row, self.column, f"row {number} of {self.name}")
         except (InputError, GeneratorExit):
@@ -170,6 +181,18 @@ class HuggingFace:
 
     def describe(self) -> dict[str, Any]:
         return {"sources": [{"name": self.name}], "column": self.column}
+
+
+def rows_of(path: Path, column: str) -> Iterator[str]:
+    """Read the rows of a .jsonl or .parquet file, or the lines of a .txt: with their line end, blank ones as ``."""
+    (path,) = _expand([str(path)])
+    documents = Files((path,), column, cut_text=0).documents()
+    if path.suffix != ".txt":
+        yield from documents
+        return
+    for document in documents:
+        for line in io.StringIO(document, newline=None):
+            yield line if line.strip() else ""
 
 
 def _text_of(row: Any, column: str, where: str) -> str:

@@ -38,13 +38,19 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._encode([text])[0].ids)
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode, and say of which characters each token is made: the first, and the one behind the last."""
+        (encoding,) = self._encode([text], spans=True)
+        return list(encoding.ids), list(encoding.offsets)
+
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
         """Encode documents, each ended by the end-of-text token."""
         return [np.array([*encoding.ids, self.end_of_text], dtype=np.uint32) for encoding in self._encode(texts)]
 
-    def _encode(self, texts: list[str]) -> list[Any]:
+    def _encode(self, texts: list[str], spans: bool = False) -> list[Any]:
+        encode = self.backend.encode_batch if spans else self.backend.encode_batch_fast
         try:
-            return self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            return encode(texts, add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception, and TypeError for lone surrogates
             reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
             raise InputError(

@@ -1,85 +1,56 @@
-"""Held-out likelihood along orders: nats per token and bits per byte, each with its standard error over sequences."""
+"""Figures from nats: per token, perplexity and bits per byte, each with its standard error over sequences."""
 
 import lzma
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
-
-from anyorder.data.batches import generator_for
-from anyorder.objectives import Model, order_nll
-from anyorder.orders import OrderDistribution
-
-DRAW = 64  # orders are drawn for this many sequences at a time, so that no figure depends on the batch size
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean nats per token over sequences; bits per byte where the tokenizer says how long a token is."""
+    """Nats per token over sequences; bits per byte where the tokenizer says how long a token is.
+
+    Errors are None where one sequence says nothing of the spread.
+    """
 
     nats_per_token: float
-    nats_error: float | None  # None where one sequence says nothing of the spread
+    nats_error: float | None
+    perplexity: float
+    perplexity_error: float | None
     bits_per_byte: float | None
     bits_error: float | None
     sequences: int
     tokens: int
-    orders: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nats_per_token)
 
 
-def sequence_nats(
-    model: Model,
-    rows: Tensor,
-    orders: OrderDistribution,
-    seed: int,
-    repeats: int = 1,
-    batch_size: int = 32,
-    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[Tensor]:
-    """Score rows (N, T) along `repeats` orders each; yield (b,) nats of whole sequences, averaged over the orders."""
-    count, length = rows.shape
-    drawn = [
-        torch.cat(
-            [
-                orders.sample(min(DRAW, count - start), length, generator_for(seed, "evaluate", repeat, start), 1.0)
-                for start in range(0, count, DRAW)
-            ]
-        )
-        for repeat in range(repeats)
-    ]  # each (N, T)
-    for start in range(0, count, batch_size):
-        here = rows[start : start + batch_size]
-        with torch.no_grad(), autocast():  # closed before the yield, or the caller would run in it
-            nats = [
-                order_nll(model, here, order[start : start + batch_size].to(here.device)).double().sum(1)
-                for order in drawn
-            ]  # each (b,)
-        yield torch.stack(nats).mean(0).cpu()
+def estimate(nats: Tensor, tokens: Tensor, sizes: Tensor | None) -> Estimate:
+    """Summarise nats (N,) of sequences with so many tokens (N,), and bytes (N,) where known."""
+    per_token, error = _ratio(nats, tokens)
+    perplexity = math.exp(per_token) if per_token < 700 else math.inf
+    bits, bits_error = (None, None) if sizes is None else _ratio(nats / math.log(2), sizes)
+    return Estimate(
+        nats_per_token=per_token,
+        nats_error=error,
+        perplexity=perplexity,
+        perplexity_error=None if error is None else perplexity * error,
+        bits_per_byte=bits,
+        bits_error=bits_error,
+        sequences=len(nats),
+        tokens=int(tokens.sum()),
+    )
 
 
-def estimate(nats: Tensor, rows: Tensor, byte_lengths: np.ndarray | None, orders: int = 1) -> Estimate:
-    """Summarise nats (N,) of rows (N, T)."""
-    count, length = rows.shape
-    tokens, bits, bits_error = count * length, None, None
-    if byte_lengths is not None:
-        sizes = torch.from_numpy(byte_lengths)[rows].sum(1).double()  # (N,)
-        bits = float(nats.sum() / sizes.sum()) / math.log(2)
-        # a ratio of sums: its error is that of nats - ratio * bytes, to first order
-        spread = _standard_error(nats / math.log(2) - bits * sizes)
-        bits_error = None if spread is None else spread / float(sizes.mean())
-    per_token = nats / length
-    return Estimate(float(per_token.mean()), _standard_error(per_token), bits, bits_error, count, tokens, orders)
-
-
-def _standard_error(values: Tensor) -> float | None:
-    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else None
+def _ratio(above: Tensor, below: Tensor) -> tuple[float, float | None]:
+    """Divide one sum by another; the error is that of above - ratio * below, to first order."""
+    above, below = above.double(), below.double()
+    if not below.sum():
+        return math.nan, None
+    ratio = float(above.sum() / below.sum())
+    if len(above) < 2:
+        return ratio, None
+    spread = (above - ratio * below).std() / math.sqrt(len(above))
+    return ratio, float(spread / below.mean())
 
 
 def xz_bits_per_byte(text: bytes) -> float:

@@ -1,64 +1,143 @@
-"""The report of `anyorder evaluate`: held-out text, left to right and in random orders."""
+"""The report of `anyorder evaluate`: every figure of every text, interruptible, over any number of processes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from anyorder.data.batches import spread_chunks
-from anyorder.data.shards import Dataset
+from anyorder import orders
 from anyorder.errors import InputError
-from anyorder.evaluation.likelihood import estimate, sequence_nats, xz_bits_per_byte
+from anyorder.evaluation.blocks import Blocks
+from anyorder.evaluation.figures import (
+    NEEDS_ANY_ORDER,
+    AlongOrders,
+    Ensemble,
+    Figure,
+    Mode,
+    PaperEnsemble,
+    masked_bound,
+    score,
+)
+from anyorder.evaluation.likelihood import estimate
+from anyorder.evaluation.partial import Partial, Scores, key_of
 from anyorder.models.decoder import Decoder
-from anyorder.orders import LeftToRight, OrderDistribution, Random
 from anyorder.precision import Precision, autocast, pick_device, pick_precision
+from anyorder.processes import gather, rank_and_count
 
-Report = Callable[[str, int, int], None]  # what is scored, how many sequences are done, of how many
+Report = Callable[[str, int, int], None]  # what is scored, how many slots are done, of how many
+LOGITS = 2**25  # entries of a table of logits, which bounds the batch where no size is asked for
+MOST_MEMBERS = 64
+
+
+def choose_figures(
+    any_order: bool,
+    random_orders: int = 1,
+    along: tuple[str, ...] = (),
+    ensemble: int = 0,
+    mode: Mode = "fast",
+    contexts: int = 8,
+    bound: bool = False,
+) -> list[Figure]:
+    """List the figures that are asked for; a model of one order has left to right alone unless more is demanded."""
+    if random_orders < 1 or contexts < 1:
+        raise InputError(f"orders and contexts are {random_orders} and {contexts}; accepted: 1 or more")
+    if ensemble and not 2 <= ensemble <= MOST_MEMBERS:
+        raise InputError(f"the ensemble has {ensemble} members; accepted: 2 to {MOST_MEMBERS}, or 0 for none")
+    figures: list[Figure] = [AlongOrders("left to right", orders.LeftToRight())]
+    figures += [AlongOrders(text, orders.parse(text)) for text in along]
+    if not any_order:
+        if ensemble or bound:
+            raise InputError(NEEDS_ANY_ORDER)
+        return figures
+    figures.append(AlongOrders("any order", orders.Random(), random_orders))
+    if bound:
+        figures.append(masked_bound(contexts))
+    if ensemble:
+        figures.append(Ensemble(ensemble, contexts) if mode == "fast" else PaperEnsemble(ensemble))
+    return figures
 
 
 def evaluate(
     model: Decoder,
-    data: Dataset,
-    orders: int = 1,
+    texts: dict[str, Blocks],
+    figures: list[Figure],
+    byte_lengths: np.ndarray | None = None,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     limit: int | None = None,
     precision: Precision = "fp32",
-    xz: bool = False,
-    report: Report = lambda name, done, of: None,
-) -> dict[str, Any]:
-    """Score the validation split with `orders` random orders a sequence; return figures ready for JSON."""
-    if orders < 1 or batch_size < 1 or (limit is not None and limit < 1):
-        raise InputError(f"orders, batch size and limit are {orders}, {batch_size} and {limit}; accepted: 1 or more")
-    length = model.config.positions
-    stream = data.split("validation", length)
-    rows = spread_chunks(stream, length, limit)  # (N, T)
+    partial_folder: Path | None = None,
+    report: Report = lambda what, done, of: None,
+) -> Iterator[dict[str, Any]]:
+    """Score each text by each figure; yield, text by text, what is ready for JSON.
+
+    What is scored is kept in `partial_folder` until all is done, so that the same call goes on after an interruption.
+    """
+    for name, value in (("batch size", batch_size), ("limit", limit)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; accepted: 1 or more")
     device = pick_device()
     number_type = pick_precision(precision, device)
     model.to(device)
-    asked: list[tuple[str, OrderDistribution, int]] = [("left to right", LeftToRight(), 1)]
-    if model.any_order:
-        asked.append(("any order", Random(), orders))
-    results: list[dict[str, Any]] = []
-    for name, distribution, repeats in asked:
-        nats: list[torch.Tensor] = []
-        for part in sequence_nats(
-            model, rows.to(device), distribution, seed, repeats, batch_size, autocast(number_type, device)
-        ):
-            nats.append(part)
-            report(name, sum(map(len, nats)), len(rows))
-        found = estimate(torch.cat(nats), rows, data.tokenizer.byte_lengths(), repeats)
-        results.append({"name": name, **dataclasses.asdict(found), "perplexity": found.perplexity})
-    if xz:
-        text = data.tokenizer.decode_bytes(rows.flatten().tolist())
-        results.append({"name": "xz -9e", "bits_per_byte": xz_bits_per_byte(text)})
-    return {
-        "data": data.content_sha256,
-        "sequences": len(rows),
-        "tokens": rows.numel(),
-        "left_over": len(stream) % length,
-        "precision": number_type,
-        "seed": seed,
-        "results": results,
-    }
+    rank, count = rank_and_count()
+    partial = Partial(partial_folder, key_of(model, number_type, seed), rank)
+    numbers = {name: blocks.spread(limit) for name, blocks in texts.items()}
+    slots = [
+        figure.slots(blocks.size(number))
+        for name, blocks in texts.items()
+        for figure in figures
+        for number in numbers[name]
+    ]
+    done, total = 0, sum(slots)
+    for name, blocks in texts.items():
+        rows = batch_size or max(1, LOGITS // (blocks.length * model.config.vocabulary))
+        sizes = torch.tensor([blocks.size(number) for number in numbers[name]])
+        bytes_of = None if byte_lengths is None else _bytes(blocks, numbers[name], byte_lengths)
+        results = []
+        for figure in figures:
+            entry = f"{blocks.sha256[:16]} {blocks.length} {figure!r}"
+            before = partial.found.get(entry, {})
+            left = [number for number in numbers[name] if number not in before]
+            done += sum(figure.slots(blocks.size(number)) for number in numbers[name] if number in before)
+            label = figure.name if len(texts) == 1 else f"{name}, {figure.name}"
+            report(label, done, total)
+            mine = ((part, blocks.rows(part).to(device)) for part in _batches(left[rank::count], blocks, rows))
+            for scored, nats in score(figure, model, mine, seed, autocast(number_type, device)):
+                partial.add(entry, dict(zip(scored, nats.tolist(), strict=True)))
+                done += count * sum(figure.slots(blocks.size(number)) for number in scored)
+                report(label, min(done, total), total)
+            everything: Scores = {}
+            for found in gather(partial.found.get(entry, {})):
+                everything |= found
+            nats = torch.tensor([everything[number] for number in numbers[name]], dtype=torch.float64)  # (N, columns)
+            for column, values in zip(figure.columns, nats.T, strict=True):
+                results.append({"name": column, **dataclasses.asdict(estimate(values, sizes, bytes_of))})
+        yield {
+            "text": name,
+            "tokens_sha256": blocks.sha256,
+            "sequences": len(sizes),
+            "tokens": int(sizes.sum()),
+            "tokens_in_all": blocks.total,
+            "length": blocks.length,
+            "precision": number_type,
+            "seed": seed,
+            "results": results,
+        }
+    gather(None)  # nobody reads a file any more
+    partial.remove()
+
+
+def _batches(numbers: list[int], blocks: Blocks, size: int) -> Iterator[list[int]]:
+    """Put blocks of one length together."""
+    for length in sorted({blocks.size(number) for number in numbers}, reverse=True):
+        same = [number for number in numbers if blocks.size(number) == length]
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
+
+
+def _bytes(blocks: Blocks, numbers: list[int], byte_lengths: np.ndarray) -> Tensor:
+    return torch.tensor([int(byte_lengths[blocks.rows([number])].sum()) for number in numbers])

@@ -1,5 +1,6 @@
 """The transformer block that every model here is built from, and the norms."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -10,6 +11,9 @@ Modulation = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate: each (B, n, C)
 Rotation = tuple[
     tuple[Tensor, Tensor], tuple[Tensor, Tensor]
 ]  # (cosine, sine) for queries, and for keys: (B, 1, n, d/2)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, each (B, H, n, d) -> (B, H, n, d)
 
 
 class RMSNorm(nn.Module):
@@ -36,26 +40,30 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention, causal or full, with optional norms and rotation of queries and keys."""
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Let each slot see itself and those before it."""
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    def __init__(self, width: int, heads: int, bias: bool, qk_norm: bool, causal: bool):
+
+class Attention(nn.Module):
+    """Multi-head self-attention with optional norms and rotation; `attend` says which slots see which."""
+
+    def __init__(self, width: int, heads: int, bias: bool, qk_norm: bool):
         super().__init__()
         self.heads = heads
-        self.causal = causal
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
         self.query_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:  # (B, n, C) -> (B, n, C)
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:  # (B, n, C) -> (B, n, C)
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, n, d)
         query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotate(query, rotation[0]), rotate(key, rotation[1])
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        mixed = attend(query, key, value)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -74,23 +82,21 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + gate * f(norm(x) * (1 + scale) + shift), for f attention and then MLP; without modulation x + f(norm(x))."""
 
-    def __init__(
-        self, width: int, heads: int, norm: Literal["rms", "layer"], bias: bool, qk_norm: bool, causal: bool = True
-    ):
+    def __init__(self, width: int, heads: int, norm: Literal["rms", "layer"], bias: bool, qk_norm: bool):
         super().__init__()
         self.attention_norm = make_norm(norm, width, bias)
-        self.attention = Attention(width, heads, bias, qk_norm, causal)
+        self.attention = Attention(width, heads, bias, qk_norm)
         self.mlp_norm = make_norm(norm, width, bias)
         self.mlp = MLP(width, bias)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, modulation: tuple[Modulation, Modulation] | None
+        self, x: Tensor, rotation: Rotation | None, modulation: tuple[Modulation, Modulation] | None, attend: Attend
     ) -> Tensor:  # (B, n, C) -> (B, n, C)
         if modulation is None:
-            x = x + self.attention(self.attention_norm(x), rotation)
+            x = x + self.attention(self.attention_norm(x), rotation, attend)
             return x + self.mlp(self.mlp_norm(x))
         (shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate) = modulation
-        x = x + gate * self.attention(modulate(self.attention_norm(x), shift, scale), rotation)
+        x = x + gate * self.attention(modulate(self.attention_norm(x), shift, scale), rotation, attend)
         return x + mlp_gate * self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale))
 
 

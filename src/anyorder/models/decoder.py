@@ -1,6 +1,7 @@
 """The decoder: a GPT over shuffled slots, each told which position it predicts."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,13 @@ from torch import Tensor, nn
 from anyorder import orders
 from anyorder.config import ModelConfig
 from anyorder.errors import InputError
-from anyorder.models.blocks import Block, make_norm, modulate
+from anyorder.models.blocks import Attend, Block, causal, make_norm, modulate
 from anyorder.models.injection import Injection, Shape, make_injection
+
+ONE_ORDER = (
+    "this model was built with injection none and reads left to right only, and another order was given; "
+    "accepted: left_to_right, and blanks at the end of the text"
+)
 
 
 class Decoder(nn.Module):
@@ -53,17 +59,25 @@ class Decoder(nn.Module):
         """Compute what the head reads: slot i knows tokens at order[:, :i] and its target order[:, i]."""
         self._check(tokens, order)
         before = order[:, :-1]  # the last position's token is predicted and never read
-        content = self.token_embedding(tokens.gather(1, before))  # (B, n - 1, C)
-        start = self.start_embedding.expand(len(order), 1, -1)
-        own = torch.cat((torch.zeros_like(order[:, :1]), before + 1), 1)  # (B, n)
-        x = torch.cat((start, content), 1) + self.position_embedding(own)
-        x = self.injection.enter(x, order)
-        rotation = self.injection.rotation(own, order, _compute_dtype(x))
+        content = nn.functional.pad(tokens.gather(1, before), (1, 0))  # (B, n), of slot 0 it is not read
+        own = nn.functional.pad(before + 1, (1, 0))  # (B, n)
+        return self.slots(content, own, order, lambda layer: causal)
+
+    def slots(
+        self, content: Tensor, own: Tensor, target: Tensor, attend: Callable[[int], Attend]
+    ) -> Tensor:  # each (B, n) -> (B, n, C)
+        """Compute slots from their token, own position (0 for the start slot, p + 1 for position p) and target.
+
+        `attend` gives the attention of each layer: which slots see which.
+        """
+        embedded = torch.where((own == 0).unsqueeze(-1), self.start_embedding, self.token_embedding(content))
+        x = self.injection.enter(embedded + self.position_embedding(own), target)
+        rotation = self.injection.rotation(own, target, compute_dtype(x))
         for layer, block in enumerate(self.blocks):
-            x, modulation = self.injection.at_block(layer, x, order)
-            x = block(x, rotation, modulation)
+            x, modulation = self.injection.at_block(layer, x, target)
+            x = block(x, rotation, modulation, attend(layer))
         x = self.final_norm(x)
-        last = self.injection.at_end(order)
+        last = self.injection.at_end(target)
         return x if last is None else modulate(x, *last)
 
     def forward(self, tokens: Tensor, order: Tensor) -> Tensor:  # (B, T), (B, n) -> (B, n, V)
@@ -88,13 +102,10 @@ class Decoder(nn.Module):
         if not self.any_order and not torch.equal(
             order, torch.arange(order.shape[1], device=order.device).expand_as(order)
         ):
-            raise InputError(
-                "this model was built with injection none and reads left to right only, and another order was given; "
-                "accepted: left_to_right, and blanks at the end of the text"
-            )
+            raise InputError(ONE_ORDER)
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """Name the type that products run in: autocast's where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -53,7 +53,7 @@ def fill(
             raise InputError(
                 f"allowed {tuple(allowed.shape)} does not broadcast to {(batch, length, model.config.vocabulary)}"
             ) from None
-    whole = _known_first(blanks, _draw(order, tokens, generator))  # (B, T)
+    whole = _known_first(blanks, orders.draw(order, batch, length, generator).to(tokens.device))  # (B, T)
     written = tokens.masked_fill(blanks, 0)
     logprobs = torch.zeros(batch, length, device=tokens.device)
     known = (~blanks).sum(1)  # (B,)
@@ -75,21 +75,10 @@ def fill(
     return Filled(written, whole, logprobs, passes, forwards)
 
 
-def _draw(order: str | Tensor, tokens: Tensor, generator: torch.Generator | None) -> Tensor:
-    drawn = order
-    if isinstance(drawn, str):
-        drawn = orders.parse(drawn).sample(tokens.shape[0], tokens.shape[1], generator).to(tokens.device)
-    orders.check(drawn, tokens)
-    if drawn.shape != tokens.shape:
-        raise InputError(f"order {tuple(drawn.shape)} does not name all of tokens {tuple(tokens.shape)}")
-    return drawn
-
-
 def _known_first(blanks: Tensor, order: Tensor) -> Tensor:
     """Put the known positions first, left to right, and the blanks after them as `order` has them: (B, T) -> (B, T)."""
-    length = order.shape[1]
-    rank = order.argsort(1)  # (B, T): when `order` reveals each position
-    return torch.where(blanks, length + rank, torch.arange(length, device=order.device)).argsort(1)
+    natural = torch.arange(order.shape[1], device=order.device)
+    return orders.grouped(blanks, torch.where(blanks, orders.ranks(order), natural))
 
 
 def _draw_token(

@@ -33,7 +33,7 @@ from anyorder.config import MAY_CHANGE, ModelConfig, TrainingConfig
 from anyorder.data.batches import Batches, generator_for, spread_chunks
 from anyorder.data.shards import Dataset
 from anyorder.errors import InputError
-from anyorder.evaluation.likelihood import sequence_nats
+from anyorder.evaluation.figures import AlongOrders, score
 from anyorder.files import write_text
 from anyorder.models.decoder import Decoder
 from anyorder.objectives import order_nll
@@ -235,12 +235,12 @@ class _Loop:
 
         names = ["left_to_right", "random"] if self.model.any_order else ["left_to_right"]
         rows = max(1, self.training.batch_size // self.training.micro_batches)
+        numbers = torch.arange(len(self.held_out))
         found = {}
         for name in names:
-            parts = sequence_nats(
-                averaged, self.held_out, orders.parse(name), seed=0, batch_size=rows, autocast=self.autocast
-            )
-            found[name] = torch.cat(list(parts)).mean().item() / self.held_out.shape[1]
+            batches = zip((part.tolist() for part in numbers.split(rows)), self.held_out.split(rows), strict=True)
+            parts = score(AlongOrders(name, orders.parse(name)), averaged, batches, 0, self.autocast)
+            found[name] = torch.cat([nats for _, nats in parts]).mean().item() / self.held_out.shape[1]
         return found
 
     def _save(self) -> int:

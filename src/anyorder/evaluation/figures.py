@@ -1,0 +1,152 @@
+"""The figures of a likelihood report: each scores whole sequences, with randomness of each sequence's own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from anyorder import orders
+from anyorder.data.batches import generator_for
+from anyorder.errors import InputError
+from anyorder.evaluation.ensemble import (
+    context_members,
+    draw_contexts,
+    draw_places,
+    mean_probability,
+    powers,
+    prefix_members,
+)
+from anyorder.models.decoder import Decoder
+from anyorder.objectives import Model, order_nll
+
+Mode = Literal["fast", "paper"]
+NEEDS_ANY_ORDER = (
+    "this model reads left to right only, and an ensemble of orders or the masked-diffusion bound was asked for; "
+    "accepted: a model that reads in any order"
+)
+
+
+class Figure(Protocol):
+    """One computation, of which one or several columns are reported."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def slots(self, length: int) -> int:
+        """Say about how many slots the model computes for a sequence, to foresee the time."""
+        ...
+
+    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """Score tokens (B, T), one generator a row: nats of whole sequences (B, columns), in float64."""
+        ...
+
+
+def score(
+    figure: Figure,
+    model: Model,
+    batches: Iterator[tuple[list[int], Tensor]],
+    seed: int,
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Score batches of numbered sequences (b, T): the numbers again, and nats (b, columns).
+
+    All that is random belongs to (seed, figure, number of the sequence), whatever the batch or the process.
+    """
+    for numbers, tokens in batches:
+        generators = [generator_for(seed, figure.name, number) for number in numbers]
+        with torch.no_grad(), autocast():  # closed before the yield, or the caller would run in it
+            nats = figure.nats(model, tokens, generators)
+        yield numbers, nats.cpu()
+
+
+@dataclass(frozen=True)
+class AlongOrders:
+    """The chain rule along orders, averaged; with several of them also their mixture, log 1/N sum_n p(x, order_n)."""
+
+    name: str
+    distribution: orders.OrderDistribution
+    repeats: int = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        if self.repeats == 1:
+            return (self.name,)
+        return f"{self.name}, {self.repeats} orders", f"{self.name}, mixture of {self.repeats}"
+
+    def slots(self, length: int) -> int:
+        return self.repeats * length
+
+    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        found = []
+        for _ in range(self.repeats):
+            drawn = [self.distribution.sample(1, tokens.shape[1], generator, 1.0) for generator in generators]
+            found.append(order_nll(model, tokens, torch.cat(drawn).to(tokens.device)).double().sum(1))  # (B,)
+        nats = torch.stack(found)  # (N, B)
+        mean = nats.mean(0)
+        if self.repeats == 1:
+            return mean[:, None]
+        return torch.stack((mean, -mean_probability(-nats, (self.repeats,), 0)[0]), 1)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The order ensemble of 1, 2, 4, ... members from stratified contexts; one member is the masked-diffusion bound."""
+
+    members: int
+    contexts: int
+    name: str = "ensemble"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"{self.name} of {size}" for size in powers(self.members)) if self.members > 1 else (self.name,)
+
+    def slots(self, length: int) -> int:
+        return self.members * min(self.contexts, length) * length
+
+    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        length = tokens.shape[1]
+        drawn = [draw_contexts(min(self.contexts, length), self.members, length, generator) for generator in generators]
+        sizes, its_orders = (torch.stack(part).to(tokens.device) for part in zip(*drawn, strict=True))
+        logprobs = context_members(_decoder(model), tokens, sizes, its_orders)  # (B, K, M, T), 0 where nothing is
+        ensembles = mean_probability(logprobs, powers(self.members), 2)  # (E, B, K, T)
+        return -(ensembles.sum(-1) / (length - sizes)).mean(-1).T * length
+
+
+@dataclass(frozen=True)
+class PaperEnsemble:
+    """The order ensemble of 1, 2, 4, ... members along one random order: the first is that order itself."""
+
+    members: int
+    name: str = "ensemble (paper)"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"ensemble of {size} (paper)" for size in powers(self.members))
+
+    def slots(self, length: int) -> int:
+        return length + (self.members - 1) * length * (length + 4) // 4
+
+    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        decoder, length = _decoder(model), tokens.shape[1]
+        order = torch.cat([orders.Random().sample(1, length, generator) for generator in generators]).to(tokens.device)
+        places = torch.stack([draw_places(self.members - 1, length, generator) for generator in generators])
+        first = -order_nll(model, tokens, order)[:, None]  # (B, 1, T)
+        others = prefix_members(decoder, tokens, order, places.to(tokens.device))  # (B, M - 1, T)
+        return -mean_probability(torch.cat((first, others), 1), powers(self.members), 1).sum(-1).T
+
+
+def masked_bound(contexts: int) -> Ensemble:
+    """Build the bound of masked diffusion: reveal a random set of stratified size, score all that is hidden."""
+    return Ensemble(1, contexts, "masked-diffusion bound")
+
+
+def _decoder(model: Model) -> Decoder:
+    if not isinstance(model, Decoder) or not model.any_order:
+        raise InputError(NEEDS_ANY_ORDER)
+    return model

@@ -1,0 +1,230 @@
+"""What a decoder has read so far, row by row: keys and values of every final slot, and questions asked behind them.
+
+A slot's keys and values depend on its target, so the newest slot is computed lazily, together with the next question.
+To ask for K positions at once the newest slot is replicated, once per target: each replica sees the cache and itself.
+Replicas lie in the free part of the cache; when one's target is revealed next, it stays there as the slot itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anyorder.errors import InputError
+from anyorder.models.blocks import Attend
+from anyorder.models.decoder import ONE_ORDER, Decoder, compute_dtype
+
+PADDING = 1.5  # how many times its work attention may grow by padding before rows are taken one at a time
+LOGITS = 2**25  # entries of a table of logits that is held at once
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The slots of one pass, row by row and padded: which rows compute which slots of the cache."""
+
+    first: Tensor  # (R,) the first slot each row computes
+    counts: Tensor  # (R,) how many
+    valid: Tensor  # (R, Q) the rest is padding
+    index: Tensor  # (R, Q) where in the cache
+    content: Tensor  # (R, Q) token
+    own: Tensor  # (R, Q) own position, 0 for the start slot
+    target: Tensor  # (R, Q)
+    asking: Tensor  # (R, Q) replicas of the newest slot
+
+
+class Context:
+    """Positions revealed in each of R rows, in their order, and the model's cache of them.
+
+    `tokens_forwarded` counts the slots computed, `passes` the runs through the model.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Decoder, rows: int, length: int | None = None):
+        config = model.config
+        length = config.positions if length is None else length
+        if not 1 <= length <= config.positions:
+            raise InputError(f"the text has {length} positions; accepted: 1 to {config.positions}, the model's")
+        device = model.token_embedding.weight.device
+        self.model = model
+        self.length = length
+        self.positions = torch.zeros(rows, length, dtype=torch.long, device=device)  # as revealed
+        self.tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)  # how many are revealed
+        self.final = torch.zeros(rows, dtype=torch.long, device=device)  # slots whose keys and values are stored
+        self.asked = torch.full((rows, 0), -1, dtype=torch.long, device=device)  # targets of the stored replicas
+        shape = (rows, length, config.heads, config.width // config.heads)
+        dtype = compute_dtype(model.token_embedding.weight)
+        self.keys, self.values = (
+            [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)] for _ in range(2)
+        )
+        self.passes = self.tokens_forwarded = 0
+
+    def reveal(self, positions: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
+        """Append positions (R, n) with tokens (R, n), the first counts (R,) of each row; nothing is computed yet."""
+        width = positions.shape[1]
+        counts = torch.full_like(self.lengths, width) if counts is None else counts
+        if int((self.lengths + counts).max()) > self.length:
+            raise InputError(f"more than the {self.length} positions of the text were revealed")
+        self._commit(positions, counts)
+        column = torch.arange(width, device=positions.device)
+        row, column = (column < counts[:, None]).nonzero(as_tuple=True)
+        place = self.lengths[row] + column
+        self.positions[row, place] = positions[row, column]
+        self.tokens[row, place] = tokens[row, column]
+        self.lengths = self.lengths + counts
+
+    def rollback(self, lengths: Tensor) -> None:
+        """Forget all but the first lengths (R,) revealed positions of each row."""
+        changed = lengths < self.lengths
+        self.asked = self.asked.masked_fill(changed[:, None], -1)
+        self.lengths = torch.minimum(self.lengths, lengths)
+        self.final = torch.minimum(self.final, self.lengths)
+
+    def marginals(self, positions: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Predict positions (R, K) from what is revealed, each on its own: logits (R, K, V).
+
+        Of row r only the first counts[r] are asked for; the others' logits are 0.
+        """
+        hidden, row, column = self._ask(positions, counts)
+        logits = self.model.head(hidden)  # (P, V)
+        if len(logits) == positions.numel():
+            return logits.view(*positions.shape, -1)
+        return logits.new_zeros(*positions.shape, logits.shape[-1]).index_put((row, column), logits)
+
+    def score(self, positions: Tensor, tokens: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Log-probability of tokens (R, K) at positions (R, K), each on its own: (R, K), 0 beyond counts (R,)."""
+        hidden, row, column = self._ask(positions, counts)
+        wanted = tokens[row, column]
+        step = max(1, LOGITS // self.model.config.vocabulary)
+        found = [
+            -functional.cross_entropy(self.model.head(part).float(), wanted[start : start + step], reduction="none")
+            for start, part in ((start, hidden[start : start + step]) for start in range(0, len(hidden), step))
+        ]
+        scores = torch.zeros(positions.shape, device=positions.device)
+        return scores.index_put((row, column), torch.cat(found)) if found else scores
+
+    @torch.no_grad()
+    def _ask(self, positions: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Run all slots not yet computed and one replica for each question; return hidden (P, C), row and column."""
+        counts = torch.full_like(self.lengths, positions.shape[1]) if counts is None else counts
+        slots = self._slots(positions, counts)
+        if not self.model.any_order and bool((slots.valid & (slots.target != slots.index)).any()):
+            raise InputError(ONE_ORDER)
+        row, column = slots.valid.nonzero(as_tuple=True)
+        attend = self._attention(slots, row)
+        hidden = self.model.slots(
+            slots.content[row, column][None], slots.own[row, column][None], slots.target[row, column][None], attend
+        )[0]  # (P, C)
+        self.passes += 1
+        self.tokens_forwarded += len(row)
+        self.final = self.lengths.clone()
+        self.asked = positions.masked_fill(torch.arange(positions.shape[1]).to(counts) >= counts[:, None], -1)
+        asking = slots.asking[row, column]
+        row, place = row[asking], slots.index[row, column][asking]
+        return hidden[asking], row, place - self.lengths[row]
+
+    def _slots(self, positions: Tensor, counts: Tensor) -> _Slots:
+        """Lay out the slots of a pass: those still to be computed, then the replicas."""
+        questions = positions.shape[1]
+        wanted = self.lengths - self.final + counts  # (R,)
+        if int((self.lengths + counts).max()) > self.length:
+            raise InputError(f"more positions are asked for than the text's {self.length} leave open")
+        offset = torch.arange(int(wanted.max()), device=positions.device)
+        valid = offset < wanted[:, None]  # (R, Q)
+        index = (self.final[:, None] + offset).clamp(max=self.length - 1)
+        newest = self.lengths[:, None]
+        asking = valid & (index >= newest)
+        held = torch.minimum(index, newest)  # a replica holds what the newest slot holds
+        before = (held - 1).clamp(min=0)
+        content = self.tokens.gather(1, before)
+        own = torch.where(held == 0, 0, self.positions.gather(1, before) + 1)
+        question = positions.gather(1, (index - newest).clamp(0, max(0, questions - 1))) if questions else index
+        target = torch.where(asking, question, self.positions.gather(1, index))
+        return _Slots(self.final, wanted, valid, index, content, own, target, asking)
+
+    def _attention(self, slots: _Slots, row: Tensor) -> Callable[[int], Attend]:
+        """Say how the packed slots of a pass attend: store their keys and values, then read the cache."""
+        place = slots.index[slots.valid]  # (P,)
+        read = _choose_reader(slots, self.lengths)
+
+        def attend(layer: int) -> Attend:
+            keys, values = self.keys[layer], self.values[layer]
+
+            def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, H, P, d)
+                keys[row, place] = key[0].transpose(0, 1).to(keys.dtype)
+                values[row, place] = value[0].transpose(0, 1).to(values.dtype)
+                return read(query[0].transpose(0, 1).to(keys.dtype), keys, values).transpose(0, 1)[None]
+
+            return mix
+
+        return attend
+
+    def _commit(self, positions: Tensor, counts: Tensor) -> None:
+        """Keep the replica whose target is revealed next as the slot that it is."""
+        if not self.asked.shape[1] or not positions.shape[1]:
+            return
+        match = (self.asked == positions[:, :1]) & (counts > 0)[:, None]  # (R, K)
+        row, replica = match.nonzero(as_tuple=True)
+        source, target = self.lengths[row] + replica, self.lengths[row]
+        moved = replica > 0
+        for stored in (*self.keys, *self.values):
+            stored[row[moved], target[moved]] = stored[row[moved], source[moved]]
+        self.final[row] = self.lengths[row] + 1
+        self.asked = torch.full_like(self.asked, -1)
+
+
+Reader = Callable[[Tensor, Tensor, Tensor], Tensor]  # query (P, H, d), keys and values (R, S, H, d) -> (P, H, d)
+
+
+def _choose_reader(slots: _Slots, lengths: Tensor) -> Reader:
+    """Pick the cheapest way in which the slots of a pass can read the cache: a slot sees those before it, a replica
+    the final ones and itself."""
+    width = int((slots.first + slots.counts).max())
+    several = bool((slots.asking.sum(1) > 1).any())
+    if not several and bool(slots.valid.all()) and not bool(slots.first.any()):
+        return lambda query, keys, values: _read(
+            query.view(*slots.valid.shape, *query.shape[1:]), keys[:, :width], values[:, :width], None
+        ).flatten(0, 1)
+    column = torch.arange(width, device=lengths.device)
+    if several:
+        index, newest = slots.index[:, :, None], lengths[:, None, None]
+        mask = (column <= index) & ((column < newest) | (column == index))  # (R, Q, S)
+    else:
+        mask = column <= slots.index[:, :, None]
+    exact = int((slots.counts * (slots.first + slots.counts)).sum())
+    if slots.valid.numel() * width > PADDING * exact:
+        return _reader_of_rows(slots, mask)
+    mask |= ~slots.valid[:, :, None]  # padding sees anything: a row that sees nothing would be NaN
+
+    def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        padded = query.new_zeros(*slots.valid.shape, *query.shape[1:])  # (R, Q, H, d)
+        padded[slots.valid] = query
+        return _read(padded, keys[:, :width], values[:, :width], mask[:, None])[slots.valid]
+
+    return read
+
+
+def _reader_of_rows(slots: _Slots, mask: Tensor) -> Reader:
+    """Read row by row, each in its own shape."""
+    shapes = [(first + count, count) for first, count in torch.stack((slots.first, slots.counts), 1).tolist()]
+
+    def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = query.split([count for _, count in shapes])
+        return torch.cat(
+            [
+                _read(part[None], keys[r : r + 1, :end], values[r : r + 1, :end], mask[r, :count, :end])[0]
+                for r, (part, (end, count)) in enumerate(zip(parts, shapes, strict=True))
+                if count
+            ]
+        )
+
+    return read
+
+
+def _read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend from (R, Q, H, d) to (R, S, H, d); without a mask, causally: (R, Q, H, d)."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    return mixed.transpose(1, 2)

@@ -1,0 +1,111 @@
+"""The cache: what it answers is what the model computes from nothing, however the context came about."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import anyorder as ao
+from anyorder.models.context import Context
+from tests.conftest import INJECTIONS, small_model
+
+ROWS, LENGTH = 5, 16
+
+
+def uncached(model: torch.nn.Module, context: Context, position: Tensor) -> Tensor:
+    """Log-probabilities of what is asked of each row, from one whole pass a row: position (R, K) -> (R, K, V)."""
+    rows = []
+    for row, asked in enumerate(position.tolist()):
+        known = int(context.lengths[row])
+        revealed = context.positions[row, :known]
+        tokens = torch.zeros(1, LENGTH, dtype=torch.long)
+        tokens[0, revealed] = context.tokens[row, :known]
+        rows.append(torch.stack([model(tokens, torch.cat((revealed, torch.tensor([p])))[None])[0, -1] for p in asked]))
+    return torch.stack(rows).log_softmax(-1)
+
+
+def open_positions(context: Context, count: int, generator: torch.Generator) -> Tensor:
+    """Draw positions that are not revealed: (R, count)."""
+    rows = []
+    for row in range(ROWS):
+        revealed = set(context.positions[row, : int(context.lengths[row])].tolist())
+        left = torch.tensor([p for p in range(LENGTH) if p not in revealed])
+        rows.append(left[torch.randperm(len(left), generator=generator)[:count]])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+@torch.no_grad()
+def test_cached_equals_uncached_through_ragged_reveals_questions_and_rollbacks(injection: str) -> None:
+    model = small_model(injection=injection)
+    generator = torch.Generator().manual_seed(0)
+    context = Context(model, ROWS, LENGTH)
+    worst, questions = 0.0, 0
+    for _ in range(40):
+        room = LENGTH - int(context.lengths.max())
+        action = int(torch.randint(4, (1,), generator=generator))
+        if action == 0 or room < 5:
+            context.rollback((torch.rand(ROWS, generator=generator) * (context.lengths + 1)).long())
+            continue
+        asked = open_positions(context, int(torch.randint(1, 4, (1,), generator=generator)), generator)
+        expected = uncached(model, context, asked)
+        worst = max(worst, float((context.marginals(asked).log_softmax(-1) - expected).abs().max()))
+        tokens = torch.randint(64, asked.shape, generator=generator)
+        scored = context.score(asked, tokens)
+        worst = max(worst, float((scored - expected.gather(2, tokens[..., None])[..., 0]).abs().max()))
+        questions += asked.numel()
+        if action == 1:  # reveal one that was asked for, not always the first: its replica becomes the slot
+            chosen = torch.randint(asked.shape[1], (ROWS, 1), generator=generator)
+            context.reveal(asked.gather(1, chosen), tokens[:, :1])
+        elif action == 2:  # reveal another number in each row, none in some
+            counts = torch.randint(asked.shape[1] + 1, (ROWS,), generator=generator)
+            context.reveal(asked, tokens, counts)
+    assert questions > 100
+    assert worst < 1e-5
+
+
+@torch.no_grad()
+def test_ragged_questions_are_answered_where_they_are_asked() -> None:
+    model = small_model()
+    generator = torch.Generator().manual_seed(1)
+    context = Context(model, ROWS, LENGTH)
+    context.reveal(open_positions(context, 6, generator), torch.randint(64, (ROWS, 6), generator=generator))
+    asked, counts = open_positions(context, 4, generator), torch.tensor([4, 0, 1, 3, 2])
+    logits = context.marginals(asked, counts)
+    expected = uncached(model, context, asked)
+    for row, count in enumerate(counts.tolist()):
+        assert torch.allclose(logits[row, :count].log_softmax(-1), expected[row, :count], atol=1e-5)
+        assert not logits[row, count:].any()
+
+
+@torch.no_grad()
+def test_only_what_is_new_is_computed() -> None:
+    """The lazy newest slot: a step computes the slot of the last token with its question, and nothing twice."""
+    model = small_model()
+    context = Context(model, 2, LENGTH)
+    order = torch.stack([torch.randperm(LENGTH, generator=torch.Generator().manual_seed(s)) for s in range(2)])
+    for step in range(LENGTH):
+        context.marginals(order[:, step : step + 1])
+        context.reveal(order[:, step : step + 1], torch.zeros(2, 1, dtype=torch.long))
+    assert context.passes == LENGTH
+    assert context.tokens_forwarded == 2 * LENGTH  # one slot a step and row
+
+
+@torch.no_grad()
+def test_a_left_to_right_model_refuses_other_questions() -> None:
+    model = small_model(injection="none")
+    context = Context(model, 1, LENGTH)
+    context.marginals(torch.tensor([[0]]))
+    context.reveal(torch.tensor([[0]]), torch.tensor([[5]]))
+    with pytest.raises(ao.InputError, match="left to right only"):
+        context.marginals(torch.tensor([[3]]))
+
+
+def test_more_than_the_text_holds_is_refused() -> None:
+    with pytest.raises(ao.InputError, match="accepted: 1 to 16"):
+        Context(small_model(), 1, 17)
+    context = Context(small_model(), 1, 4)
+    context.reveal(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long))
+    with pytest.raises(ao.InputError, match="more than the 4 positions"):
+        context.reveal(torch.tensor([[0]]), torch.tensor([[0]]))
+    with pytest.raises(ao.InputError, match="leave open"):
+        context.marginals(torch.tensor([[0]]))
