@@ -12,17 +12,18 @@ from typing import Any
 
 import tyro
 
-from anyorder import commands
+from anyorder.commands import scoring, training, writing
 from anyorder.errors import InputError, first_line
 from anyorder.files import is_full
 
 COMMANDS: dict[str, Any] = {
-    "prepare": commands.prepare,
-    "train": commands.train,
-    "evaluate": commands.evaluate,
-    "score": commands.score,
-    "fill": commands.fill,
-    "import": commands.import_,
+    "prepare": training.prepare,
+    "train": training.train,
+    "evaluate": scoring.evaluate,
+    "score": scoring.score,
+    "quality": scoring.quality,
+    "fill": writing.fill,
+    "import": training.import_,
 }
 DRAWING = re.compile("\x1b\\[[0-9;]*m|[\u2502\u256d\u256e\u2570\u256f]")  # colours and edges of the parser's boxes
 RULE = re.compile("\u2500+")

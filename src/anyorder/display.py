@@ -153,6 +153,28 @@ def show_score(result: dict[str, Any]) -> None:
     )
 
 
+def show_quality(found: dict[str, dict[str, Any]]) -> None:
+    """Print a column of figures for the generated texts, and one for the reference."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("figure")
+    for name in found:
+        table.add_column(name, justify="right", no_wrap=True)
+    every = list(found.values())
+    table.add_row("texts", *(f"{one['texts']:,}" for one in every))
+    table.add_row("tokens scored", *(f"{one['tokens']:,}" for one in every))
+    judge = every[0]["judge"]
+    for name, key, error, digits in (
+        (f"nats per token, {judge}", "nats_per_token", "nats_error", 4),
+        (f"perplexity, {judge}", "perplexity", "perplexity_error", 2),
+        ("unigram entropy, nats", "unigram_entropy", "unigram_entropy_error", 4),
+        ("MAUVE", "mauve", "", 4),
+    ):
+        table.add_row(name, *(_with_error(one.get(key), one.get(error), digits) for one in every))
+    for n in every[0]["distinct"]:
+        table.add_row(f"distinct {n}-grams", *(_with_error(one["distinct"][n], None, 4) for one in every))
+    console.print(table)
+
+
 def _visible(text: str) -> str:
     return _printable(text).replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\N{OPEN BOX}")
 

@@ -3,10 +3,13 @@
 import hashlib
 import json
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from torch import Tensor, nn
+
+from anyorder.processes import gather, rank_and_count
 
 Scores = dict[int, list[float]]  # by number of the block: nats of its columns
 
@@ -14,8 +17,8 @@ Scores = dict[int, list[float]]  # by number of the block: nats of its columns
 class Partial:
     """Scores in KEY.RANK.jsonl, one line a block; every process reads all files and writes its own."""
 
-    def __init__(self, folder: Path | None, key: str, rank: int = 0):
-        self.folder, self.key, self.rank = folder, key, rank
+    def __init__(self, folder: Path | None, key: str):
+        self.folder, self.key, self.rank = folder, key, rank_and_count()[0]
         self.file: IO[str] | None = None
         self.found: dict[str, Scores] = {}
         for path in self._paths():
@@ -25,6 +28,7 @@ class Partial:
                     self.found.setdefault(name, {})[int(number)] = [float(n) for n in nats]
                 except (ValueError, TypeError):
                     continue  # a line cut short by a kill
+        gather(None)  # nobody writes before all have read, so that all agree on what is missing
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob(f"{self.key}.*.jsonl")) if self.folder is not None else []
@@ -51,8 +55,32 @@ class Partial:
             )
             self.folder = None
 
+    def complete(
+        self,
+        name: str,
+        numbers: list[int],
+        work: Callable[[list[int]], Iterator[Scores]],
+        advance: Callable[[list[int], int], None],
+    ) -> Scores:
+        """Have `work` score those of `numbers` that are missing, this process its share; collect what all have.
+
+        `advance` is told what has been scored, and in how many processes as much.
+        """
+        before = self.found.get(name, {})
+        advance([number for number in numbers if number in before], 1)
+        left = [number for number in numbers if number not in before]
+        rank, count = rank_and_count()
+        for scores in work(left[rank::count]):
+            self.add(name, scores)
+            advance(list(scores), count)
+        everything: Scores = {}
+        for found in gather(self.found.get(name, {})):
+            everything |= found
+        return {number: everything[number] for number in numbers}
+
     def remove(self) -> None:
         """Forget it: the figures have been reported."""
+        gather(None)  # nobody reads a file any more
         if self.file is not None:
             self.file.close()
         for path in self._paths():

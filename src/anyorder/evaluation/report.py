@@ -1,9 +1,10 @@
 """The report of `anyorder evaluate`: every figure of every text, interruptible, over any number of processes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,12 +25,11 @@ from anyorder.evaluation.figures import (
 )
 from anyorder.evaluation.likelihood import estimate
 from anyorder.evaluation.partial import Partial, Scores, key_of
+from anyorder.models.context import LOGITS
 from anyorder.models.decoder import Decoder
 from anyorder.precision import Precision, autocast, pick_device, pick_precision
-from anyorder.processes import gather, rank_and_count
 
 Report = Callable[[str, int, int], None]  # what is scored, how many slots are done, of how many
-LOGITS = 2**25  # entries of a table of logits, which bounds the batch where no size is asked for
 MOST_MEMBERS = 64
 
 
@@ -83,8 +83,7 @@ def evaluate(
     device = pick_device()
     number_type = pick_precision(precision, device)
     model.to(device)
-    rank, count = rank_and_count()
-    partial = Partial(partial_folder, key_of(model, number_type, seed), rank)
+    partial = Partial(partial_folder, key_of(model, number_type, seed))
     numbers = {name: blocks.spread(limit) for name, blocks in texts.items()}
     slots = [
         figure.slots(blocks.size(number))
@@ -99,21 +98,15 @@ def evaluate(
         bytes_of = None if byte_lengths is None else _bytes(blocks, numbers[name], byte_lengths)
         results = []
         for figure in figures:
-            entry = f"{blocks.sha256[:16]} {blocks.length} {figure!r}"
-            before = partial.found.get(entry, {})
-            left = [number for number in numbers[name] if number not in before]
-            done += sum(figure.slots(blocks.size(number)) for number in numbers[name] if number in before)
-            label = figure.name if len(texts) == 1 else f"{name}, {figure.name}"
-            report(label, done, total)
-            mine = ((part, blocks.rows(part).to(device)) for part in _batches(left[rank::count], blocks, rows))
-            for scored, nats in score(figure, model, mine, seed, autocast(number_type, device)):
-                partial.add(entry, dict(zip(scored, nats.tolist(), strict=True)))
-                done += count * sum(figure.slots(blocks.size(number)) for number in scored)
-                report(label, min(done, total), total)
-            everything: Scores = {}
-            for found in gather(partial.found.get(entry, {})):
-                everything |= found
-            nats = torch.tensor([everything[number] for number in numbers[name]], dtype=torch.float64)  # (N, columns)
+            work = functools.partial(_scores, model, figure, blocks, rows, seed, number_type)
+
+            def advance(scored: list[int], times: int, name: str = name, its: Figure = figure) -> None:
+                nonlocal done
+                done = min(total, done + times * sum(its.slots(texts[name].size(number)) for number in scored))
+                report(its.name if len(texts) == 1 else f"{name}, {its.name}", done, total)
+
+            found = partial.complete(f"{blocks.sha256[:16]} {blocks.length} {figure!r}", numbers[name], work, advance)
+            nats = torch.tensor(list(found.values()), dtype=torch.float64)  # (N, columns)
             for column, values in zip(figure.columns, nats.T, strict=True):
                 results.append({"name": column, **dataclasses.asdict(estimate(values, sizes, bytes_of))})
         yield {
@@ -127,8 +120,23 @@ def evaluate(
             "seed": seed,
             "results": results,
         }
-    gather(None)  # nobody reads a file any more
     partial.remove()
+
+
+def _scores(
+    model: Decoder,
+    figure: Figure,
+    blocks: Blocks,
+    rows: int,
+    seed: int,
+    number_type: Literal["bf16", "fp32"],
+    left: list[int],
+) -> Iterator[Scores]:
+    """Score the numbered blocks in batches of `rows`."""
+    device = model.token_embedding.weight.device
+    batches = ((part, blocks.rows(part).to(device)) for part in _batches(left, blocks, rows))
+    for numbers, nats in score(figure, model, batches, seed, autocast(number_type, device)):
+        yield dict(zip(numbers, nats.tolist(), strict=True))
 
 
 def _batches(numbers: list[int], blocks: Blocks, size: int) -> Iterator[list[int]]:

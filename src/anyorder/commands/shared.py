@@ -1,0 +1,38 @@
+"""What several commands share: the argument that names a run, and how it is loaded."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from anyorder.checkpoint import Weights
+from anyorder.data.shards import Dataset
+from anyorder.data.tokenizer import Tokenizer
+from anyorder.errors import InputError
+from anyorder.loading import load
+from anyorder.models.decoder import Decoder
+
+Run = Annotated[Positional[Path], arg(metavar="RUN")]
+
+
+def load_with_tokenizer(run: Path, weights: Weights) -> tuple[Decoder, Tokenizer]:
+    model, tokenizer = load(run, weights)
+    if tokenizer is None:
+        raise InputError(f"{run} has no tokenizer; accepted: a run with one (anyorder import --tokenizer adds it)")
+    return model, tokenizer
+
+
+def load_for(run: Path, dataset: Dataset, weights: Weights) -> tuple[Decoder, Tokenizer]:
+    """Load a model and make sure that the data speak its language."""
+    model, tokenizer = load(run, weights)
+    if tokenizer is not None and tokenizer.sha256 != dataset.tokenizer_sha256:
+        raise InputError(
+            f"{dataset.folder} was prepared with another tokenizer than {run} was trained with; "
+            f"accepted: data prepared with --tokenizer {run}/tokenizer.json"
+        )
+    if dataset.tokenizer.vocabulary > model.config.vocabulary:
+        raise InputError(
+            f"{dataset.folder} has a vocabulary of {dataset.tokenizer.vocabulary} and {run} one of "
+            f"{model.config.vocabulary}; accepted: data prepared with the model's tokenizer"
+        )
+    return model, dataset.tokenizer
