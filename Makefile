@@ -19,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 $(VENV)/installed: requirements.lock pyproject.toml
 	@echo "installing into $(VENV), about a minute"
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make a virtual environment: install python3-venv, or name another with make PYTHON=..."; exit 2; }
-	@$(BIN)/pip install -qq -r requirements.lock
+	@$(BIN)/pip install -qq --no-deps -r requirements.lock
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -59,6 +59,13 @@ def whole_text(text: str, tokenizer: Tokenizer) -> Marked:
     return Marked(text, tokens, ~nothing, nothing)
 
 
+def mark_after(context: str, continuation: str, tokenizer: Tokenizer) -> Marked:
+    """Mark what comes after a context as scored, the context as given."""
+    text = context + continuation
+    tokens, query = _tokens(text, [(len(context), len(text))], tokenizer)
+    return Marked(text, tokens, query, ~query)
+
+
 def read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ def fill(
         hidden = model.hidden(written, whole[:, :until])[rows, slot]  # (B, C)
         position = whole[rows, slot]  # (B,)
         mask = None if allowed is None else allowed[rows, position]  # (B, V)
-        drawn, its_logprob = _draw_token(model.head(hidden).float(), mask, temperature, generator)
+        drawn, its_logprob = draw_token(model.head(hidden).float(), mask, temperature, generator)
         written[rows[active], position[active]] = drawn[active]
         logprobs[rows[active], position[active]] = its_logprob[active]
         passes += 1
@@ -81,7 +81,7 @@ def _known_first(blanks: Tensor, order: Tensor) -> Tensor:
     return orders.grouped(blanks, torch.where(blanks, orders.ranks(order), natural))
 
 
-def _draw_token(
+def draw_token(
     logits: Tensor, allowed: Tensor | None, temperature: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row: logits (B, V) -> tokens (B,), log-probabilities (B,)."""
