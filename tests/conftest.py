@@ -47,6 +47,13 @@ def write_texts(folder: Path, documents: int = 40, words: int = 300) -> list[str
     return [str(folder / "*.txt")]
 
 
+def flip(path: Path, where: float = 0.5) -> None:
+    """Change one bit of a byte, `where` of the way through a file."""
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A small prepared data set."""

@@ -17,6 +17,7 @@ from anyorder.data.shards import Dataset
 from anyorder.data.tokenizer import make_tokenizer
 from anyorder.training.events import Saved
 from anyorder.training.loop import train
+from tests.conftest import flip
 from tests.test_training import run_config
 
 
@@ -25,13 +26,6 @@ def run(data: Dataset, tmp_path: Path) -> Path:
     """A finished run with two checkpoints, at steps 10 and 12."""
     list(train(tmp_path / "run", run_config(data), data))
     return tmp_path / "run"
-
-
-def flip(path: Path, where: float = 0.5) -> None:
-    """Change one bit of a byte, `where` of the way through a file."""
-    content = bytearray(path.read_bytes())
-    content[int(where * len(content))] ^= 1
-    path.write_bytes(content)
 
 
 def test_only_the_newest_are_kept_and_anybody_can_read_them(run: Path) -> None:

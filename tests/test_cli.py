@@ -16,8 +16,7 @@ import torch
 from anyorder.checkpoint import folder_of
 from anyorder.cli import main
 from anyorder.data.shards import Dataset
-from tests.conftest import GOLDEN, write_texts
-from tests.test_checkpoint import flip
+from tests.conftest import GOLDEN, flip, write_texts
 
 SHAPE = ["--layers", "2", "--width", "32", "--heads", "2", "--positions", "64", "--batch-size", "8"]
 
@@ -105,6 +104,11 @@ def test_import_makes_a_run(tmp_path: Path, data: Dataset, capsys: pytest.Captur
     (tmp_path / "sigma" / "config.json").unlink()  # as a kill before the last step of an import leaves it
     assert main(["import", str(GOLDEN / "sigma.pt"), "--out", str(tmp_path / "sigma")]) == 0
     assert "is a run already" in refused(capsys, "import", GOLDEN / "sigma.pt", "--out", tmp_path / "sigma")
+    other = tmp_path / "other" / "checkpoints" / "step-1"
+    other.mkdir(parents=True)
+    (other / "precious").touch()
+    assert "step-1 is there already" in refused(capsys, "import", GOLDEN / "sigma.pt", "--out", tmp_path / "other")
+    assert (other / "precious").exists()
     assert "has no tokenizer" in refused(capsys, "fill", tmp_path / "aogpt", "{2}")
     assert "was imported" in refused(capsys, "train", "tiny", "--data", data.folder, "--out", tmp_path / "sigma")
 
@@ -168,6 +172,7 @@ def test_bad_runs_and_arguments(run: Path, data: Dataset, tmp_path: Path, capsys
     assert "accepted: tiny, demo, small, medium" in refused(capsys, "train", "huge", *train[2:])
     assert "accepted: left_to_right, right_to_left, random" in refused(capsys, *train, "--orders", "sideways")
     assert "reads left to right only" in refused(capsys, *train, "--injection", "none")
+    assert "a finite base above 0" in refused(capsys, *train, "--rotary-base", "0")
     assert "accepted: none, add" in refused(capsys, *train, "--injection", "film")
     assert "steps is 0" in refused(capsys, *train, "--steps", "0")
     assert "heads" in refused(capsys, *train, "--heads", "7")
@@ -191,6 +196,9 @@ def test_bad_runs_and_arguments(run: Path, data: Dataset, tmp_path: Path, capsys
 def test_damaged_runs(run: Path, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
+    (broken / "checkpoints" / "step-99").touch()  # not checkpoints
+    (broken / "checkpoints" / "step-021").mkdir()
+    assert main(["fill", str(broken), "the {2}"]) == 0
     flip(folder_of(broken, 40) / "ema.safetensors")
     assert main(["fill", str(broken), "the {2}"]) == 0
     assert "step-40 is corrupt" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from anyorder.data.prepare import prepare, split_of
 from anyorder.data.shards import ShardWriter, TokenStream, open_dataset
 from anyorder.data.tokenizer import END_OF_TEXT, load_tokenizer, make_tokenizer
 from anyorder.files import new_folder, remove_leftovers
-from tests.conftest import text, write_texts
+from tests.conftest import flip, text, write_texts
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -215,7 +216,9 @@ def test_a_second_call_accepts_the_same_request_only(tmp_path: Path) -> None:
         prepare(open_corpus(patterns), tmp_path / "out", "bpe:300", validation=0.2)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "manifest", "bytes", "dtype", "tokenizer", "tokens"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "short", "manifest", "bytes", "dtype", "request", "vocabulary", "tokenizer", "flip"]
+)
 def test_damaged_data_are_refused(tmp_path: Path, damage: str) -> None:
     prepare(open_corpus(write_texts(tmp_path / "texts")), tmp_path / "out", "bpe:300", validation=0.2)
     shard, manifest = tmp_path / "out" / "train-00000.bin", tmp_path / "out" / "manifest.json"
@@ -232,10 +235,41 @@ def test_damaged_data_are_refused(tmp_path: Path, damage: str) -> None:
             manifest.write_text(manifest.read_text().replace("<u2", "<f2"))
         case "tokenizer":
             make_tokenizer_file(tmp_path / "out")
-        case "tokens":
-            shard.write_bytes(b"\xff" * shard.stat().st_size)
+        case "request":
+            manifest.write_text(re.sub(r'"request": \{[^}]*\}[^}]*\}', '"request": 3', manifest.read_text()))
+        case "vocabulary":
+            manifest.write_text(re.sub(r'"vocabulary": \d+', '"vocabulary": "x"', manifest.read_text()))
+        case "flip":
+            flip(shard)
     with pytest.raises(ao.InputError):
         Batches(open_dataset(tmp_path / "out").split("train", 16), 16, 4, seed=0).rows(0)
+
+
+def test_names_may_hold_brackets(tmp_path: Path) -> None:
+    (tmp_path / "a[1].txt").write_text("the people")
+    assert list(open_corpus([str(tmp_path / "a[1].txt")]).documents()) == ["the people"]
+
+
+def test_the_folder_it_runs_in_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = open_corpus(write_texts(tmp_path / "texts"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ao.InputError, match="the folder this runs in"):
+        prepare(corpus, Path(), "bpe:300", validation=0.2)
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    final = tmp_path / "data"
+
+    def write() -> None:
+        with new_folder(final, ""):
+            final.mkdir()
+            (final / "manifest.json").write_text("another's")
+
+    with pytest.raises(ao.InputError, match="written by another process meanwhile"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert (final / "manifest.json").read_text() == "another's"
 
 
 def test_one_preparation_does_not_remove_anothers_work(tmp_path: Path) -> None:

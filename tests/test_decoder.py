@@ -113,6 +113,11 @@ def test_published_shapes() -> None:
             block = 12 * width**2 + 9 * width + 2 * width + 2 * 64 + (128 + 1) * 6 * width
             outside = 2 * 50304 * width + 50304 + (1025 + 1 + 1) * width + 1024 * 128 + (128 + 1) * 2 * width
             assert sum(p.numel() for p in model.parameters()) == layers * block + outside
+            training = preset(name, 50257).training
+            assert training.learning_rate == {"small": 6e-4, "medium": 3e-4}[name]
+            assert training.learning_rate * training.final_learning_rate == pytest.approx(6e-5)
+            assert (training.batch_size, training.steps, training.warmup) == (1024, 500_000, 2000)
+            assert (training.weight_decay, training.beta2, training.ema_decay) == (0.05, 0.95, 0.9999)
 
 
 def test_weights_start_as_published() -> None:

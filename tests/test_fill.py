@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 import torch
+from tokenizers import decoders, pre_tokenizers
 
 import anyorder as ao
 from anyorder.data.shards import Dataset
-from anyorder.data.tokenizer import Tokenizer
+from anyorder.data.tokenizer import Tokenizer, make_tokenizer
 from anyorder.sampling.held_out import BLANKS, held_out_templates
 from anyorder.sampling.template import allowed_tokens, parse_template, pieces_of
 from tests.conftest import small_model
@@ -110,7 +111,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_templates(data: Dataset) -> None:
     tokenizer: Tokenizer = data.tokenizer
-    template = parse_template("the law {2} of {3}, {{peace}}", tokenizer)
+    template = parse_template("the law {2} of {3}, {{peace}}", tokenizer, 64)
     assert int(template.blanks.sum()) == 5
     known = template.tokens[~template.blanks].tolist()
     assert tokenizer.decode(known) == "the law of, {peace}"  # the space before a blank belongs to the blank
@@ -123,13 +124,33 @@ def test_templates(data: Dataset) -> None:
     spaced = [t for t in range(320) if allowed[template.after_space[0], t]]
     assert spaced
     assert all(tokenizer.decode([token]).startswith(" ") for token in spaced)
-    for text in ("no blank", "{}", "{0}", "{x}", "open {2", "{3}}"):
+    for text in ("no blank", "{}", "{0}", "{x}", "open {2", "{3}}", "{" + "9" * 5000 + "}"):
         with pytest.raises(ao.InputError, match="accepted: text with blanks"):
-            parse_template(text, tokenizer)
+            parse_template(text, tokenizer, 64)
+    with pytest.raises(ao.InputError, match="accepted: at most 64"):
+        parse_template("of {65536} the {65536}", tokenizer, 64)
+
+
+def test_a_vocabulary_of_bytes_keeps_the_space_in_the_known_text() -> None:
+    tokenizer = make_tokenizer("bpe:257", iter(["the people"]))
+    template = parse_template("the {4} of the {2}.", tokenizer, 64)
+    assert tokenizer.decode(template.tokens[~template.blanks].tolist()) == "the  of the ."
+    assert allowed_tokens(template, tokenizer, 320).any(-1).all()
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "prefix"])
+def test_a_tokenizer_that_changes_known_text_is_refused(kind: str) -> None:
+    backend = make_tokenizer("bpe:300", iter(["the people of the law " * 50])).backend
+    if kind == "metaspace":
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    with pytest.raises(ao.InputError, match="accepted: a tokenizer that keeps a text as it is"):
+        parse_template("the people{1}, of the{2}s law", Tokenizer(backend), 64)
 
 
 def test_pieces_read_back(data: Dataset) -> None:
-    template = parse_template("of the {1} law", data.tokenizer)
+    template = parse_template("of the {1} law", data.tokenizer, 64)
     filled = template.tokens.clone()
     filled[template.blanks] = data.tokenizer.encode(" people")[0]
     pieces = pieces_of(filled, template.blanks, data.tokenizer)

@@ -16,7 +16,7 @@ from torch import Tensor
 from anyorder.checkpoint import folder_of, load_optimizer, load_run, read_run, steps_of
 from anyorder.data.shards import Dataset
 from anyorder.training.optimizers import make_optimizers, make_state, optimizer_tensors
-from tests.test_checkpoint import flip
+from tests.conftest import flip
 
 STEPS, KILLS, KILLS_AT_START = 600, 10, 4
 

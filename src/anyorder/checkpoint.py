@@ -7,6 +7,7 @@ all these.
 
 import json
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -107,8 +108,8 @@ def folder_of(run: Path, step: int) -> Path:
 def steps_of(run: Path) -> list[int]:
     """List the steps of the checkpoints there are, whole or not, in ascending order."""
     folder = run / "checkpoints"
-    names = [path.name for path in folder.iterdir() if path.name.startswith("step-")] if folder.is_dir() else []
-    return sorted(int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal())
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-(0|[1-9][0-9]*)", name))
 
 
 def save(

@@ -31,6 +31,9 @@ RULE = re.compile("\u2500+")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no ± gets a ?
     warnings.showwarning = lambda message, *_, **__: print(f"anyorder: warning: {message}", file=sys.stderr)
     try:
         _parse(arguments)()

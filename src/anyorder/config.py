@@ -38,7 +38,8 @@ class ModelConfig:
                 raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more, below {LARGE:,}")
         if not 0 < self.rotary_base < math.inf or not math.isfinite(self.gate_start):
             raise InputError(
-                f"rotary_base is {self.rotary_base} and gate_start {self.gate_start}; accepted: finite ones"
+                f"rotary_base is {self.rotary_base} and gate_start {self.gate_start}; "
+                "accepted: a finite base above 0 and a finite start"
             )
         if self.width % (2 * self.heads):
             raise InputError(
@@ -135,7 +136,7 @@ def _ours(vocabulary: int, heads: int, width: int, positions: int, batch_size: i
     )
 
 
-def _published(layers: int, heads: int, width: int) -> Preset:
+def _published(layers: int, heads: int, width: int, learning_rate: float) -> Preset:
     return Preset(
         ModelConfig(
             layers=layers, heads=heads, width=width, positions=1024, vocabulary=50304, injection="adaln", norm="rms"
@@ -144,7 +145,8 @@ def _published(layers: int, heads: int, width: int) -> Preset:
             steps=500_000,
             batch_size=1024,
             micro_batches=64,
-            learning_rate=6e-4,
+            learning_rate=learning_rate,
+            final_learning_rate=6e-5 / learning_rate,
             warmup=2000,
             orders="mix(0.9*random, 0.1*left_to_right)",
             checkpoint_every=1000,
@@ -155,12 +157,12 @@ def _published(layers: int, heads: int, width: int) -> Preset:
 
 def small(vocabulary: int) -> Preset:
     """The published AO-GPT of 124M parameters plus its conditioning: 12 layers of 768 at 1024 positions."""
-    return _published(layers=12, heads=12, width=768)
+    return _published(layers=12, heads=12, width=768, learning_rate=6e-4)
 
 
 def medium(vocabulary: int) -> Preset:
     """The published AO-GPT of 350M: 24 layers of 1024 at 1024 positions."""
-    return _published(layers=24, heads=16, width=1024)
+    return _published(layers=24, heads=16, width=1024, learning_rate=3e-4)
 
 
 PRESETS: dict[str, Callable[[int], Preset]] = {f.__name__: f for f in (tiny, demo, small, medium)}

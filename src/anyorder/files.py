@@ -33,7 +33,12 @@ def new_folder(final: Path, survives: str) -> Iterator[Path]:
         for path in sorted(temporary.rglob("*")):
             sync(path)
         sync(temporary)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise InputError(f"{final} was written by another process meanwhile; accepted: one at a time") from None
         sync(final.parent)
     except BaseException as error:
         # torch reports a full disk as an error about file positions, and some of its errors are no Exceptions

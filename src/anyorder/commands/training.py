@@ -103,6 +103,9 @@ def import_(
         )
     if checkpoint.is_run(out):
         raise InputError(f"{out} is a run already; accepted: a name that is free")
+    foreign = [step for step in checkpoint.steps_of(out) if step != published.step]
+    if foreign:
+        raise InputError(f"{checkpoint.folder_of(out, foreign[0])} is there already; accepted: a name that is free")
     checkpoint.start_run(out)
     if given is not None:
         write_text(out / "tokenizer.json", given.to_json())

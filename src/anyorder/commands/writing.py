@@ -65,7 +65,7 @@ def fill(
         )
     else:
         model, tokenizer = load_with_tokenizer(run, weights)
-        cases = itertools.repeat((parse_template(template, tokenizer), None), samples)
+        cases = itertools.repeat((parse_template(template, tokenizer, model.config.positions), None), samples)
     for case, truth in cases:
         out = fill_blanks(
             model,

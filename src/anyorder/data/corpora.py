@@ -55,7 +55,7 @@ def _expand(patterns: list[str]) -> tuple[Path, ...]:
     found: set[Path] = set()
     for pattern in patterns:
         matches = [Path(pattern)]
-        if glob.has_magic(pattern):
+        if glob.has_magic(pattern) and not matches[0].is_file():  # a name may hold brackets
             names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
             matches = [path for path in map(Path, names) if not path.is_dir()]
         if not matches or not all(path.is_file() for path in matches):
@@ -126,7 +126,8 @@ class Files:
             raise InputError("reading .parquet needs pyarrow; install it with: pip install 'anyorder[data]'") from None
         row = 0
         try:
-            file = parquet.ParquetFile(path)
+            # page by page: as it comes, the library holds a whole row group, which may be the whole file
+            file = parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
             if self.column not in file.schema_arrow.names:
                 raise InputError(
                     f"{path} has no column {self.column!r} (it has {', '.join(file.schema_arrow.names)}); "

@@ -32,6 +32,8 @@ def prepare(
         raise InputError(f"workers is {workers}; accepted: 1 or more")
     say = report or (lambda phase, size: None)
     request = {**corpus.describe(), "tokenizer": _tokenizer_name(tokenizer), "validation": validation}
+    if out.resolve() == Path.cwd():
+        raise InputError(f"--out {out} is the folder this runs in; accepted: the name of a folder to make")
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
     if out.exists():

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyorder.data.tokenizer import Tokenizer, load_tokenizer
 from anyorder.errors import InputError
+from anyorder.files import file_sha256
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
@@ -124,9 +125,12 @@ class Dataset:
         return self.manifest["content_sha256"]
 
     def split(self, name: Split, length: int) -> TokenStream:
-        """Map one split into memory, refusing one without a single chunk of `length` tokens."""
+        """Map one split into memory, refusing a damaged one and one without a single chunk of `length` tokens."""
         dtype = np.dtype(self.manifest["dtype"])
         described = self.manifest["splits"][name]["shards"]
+        for shard in described:
+            if file_sha256(self.folder / shard["file"]) != shard["sha256"]:
+                raise InputError(f"{self.folder / shard['file']} is not as it was written; prepare the data again")
         shards = tuple(np.memmap(self.folder / s["file"], dtype=dtype, mode="r") for s in described)
         starts = np.cumsum([0, *(len(s) for s in shards)])
         stream = TokenStream(shards, starts, self.manifest["tokenizer"]["vocabulary"])
@@ -159,13 +163,14 @@ def open_dataset(folder: Path) -> Dataset:
         if manifest["dtype"] not in DTYPES:
             raise InputError(f"{path} has dtype {manifest['dtype']!r}; accepted: {', '.join(DTYPES)}")
         size = np.dtype(manifest["dtype"]).itemsize
-        _demand(manifest, "request", "content_sha256")
-        _demand(manifest["tokenizer"], "sha256", "vocabulary")
+        _demand(manifest, request=dict, content_sha256=str)
+        _demand(manifest["tokenizer"], sha256=str, vocabulary=int)
         for split in SPLITS:
             described = manifest["splits"][split]
-            _demand(described, "documents", "tokens", "bytes")
+            _demand(described, documents=int, tokens=int, bytes=int)
             for shard in described["shards"]:
                 file = folder / shard["file"]
+                _demand(shard, sha256=str)
                 if not file.is_file() or file.stat().st_size != shard["tokens"] * size:
                     raise InputError(f"{file} is missing or not of its recorded size; prepare the data again")
         if load_tokenizer(folder / "tokenizer.json").sha256 != manifest["tokenizer"]["sha256"]:
@@ -177,7 +182,7 @@ def open_dataset(folder: Path) -> Dataset:
     return Dataset(folder, manifest)
 
 
-def _demand(fields: dict[str, Any], *names: str) -> None:
-    for name in names:
-        if name not in fields:
-            raise KeyError(name)
+def _demand(fields: dict[str, Any], **kinds: type) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(fields[name], kind):
+            raise TypeError(f"{name} is {fields[name]!r:.40}")

@@ -24,7 +24,7 @@ from anyorder.objectives import Model, order_nll
 
 Mode = Literal["fast", "paper"]
 NEEDS_ANY_ORDER = (
-    "this model reads left to right only, and an ensemble of orders or the masked-diffusion bound was asked for; "
+    "this model reads left to right only, and other orders, an ensemble or the masked-diffusion bound were asked for; "
     "accepted: a model that reads in any order"
 )
 

@@ -50,7 +50,7 @@ def choose_figures(
     figures: list[Figure] = [AlongOrders("left to right", orders.LeftToRight())]
     figures += [AlongOrders(text, orders.parse(text)) for text in along]
     if not any_order:
-        if ensemble or bound:
+        if ensemble or bound or random_orders > 1:
             raise InputError(NEEDS_ANY_ORDER)
         return figures
     figures.append(AlongOrders("any order", orders.Random(), random_orders))

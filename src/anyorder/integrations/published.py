@@ -103,8 +103,10 @@ def _read(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
-    except Exception as error:  # torch raises whatever the damaged bytes lead it to
-        raise InputError(f"{path} cannot be read as a checkpoint ({first_line(error)}); {ACCEPTED}") from None
+    except InputError as error:
+        raise InputError(f"{path} cannot be read as a checkpoint ({error}); {ACCEPTED}") from None
+    except Exception:  # torch raises whatever the bytes lead it to, and advises what would execute them
+        raise InputError(f"{path} cannot be read as a checkpoint (torch cannot unpickle it); {ACCEPTED}") from None
     if not isinstance(checkpoint, dict):
         raise InputError(f"{path} holds a {type(checkpoint).__name__}; {ACCEPTED}")
     missing = [key for key in ("model", "ema_model", "model_args", "iter_num") if key not in checkpoint]

@@ -21,24 +21,31 @@ class Template:
     after_space: tuple[int, ...]  # blank positions whose token must begin with the space that the text has there
 
 
-def parse_template(text: str, tokenizer: Tokenizer) -> Template:
-    """Read a template. A space before a blank goes into the blank's first token, as the vocabulary has it."""
+def parse_template(text: str, tokenizer: Tokenizer, positions: int) -> Template:
+    """Read a template. A space before a blank goes into the blank's first token, where the vocabulary has such."""
     tokens: list[int] = []
     blanks: list[bool] = []
     after_space: list[int] = []
-    known = ""
+    known, all_known = "", ""
+    spaces_belong = bool(_begins_with_space(tokenizer).any())
     for piece in re.findall(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|.", text, flags=re.DOTALL):
         if piece in ("{{", "}}"):
             known += piece[0]
         elif piece.startswith("{"):
             count = _blank_length(piece)
-            space = known.endswith(" ") and tokenizer.byte_level()
-            _append(tokens, blanks, tokenizer.encode(known[:-1] if space else known))
+            if space := known.endswith(" ") and spaces_belong:
+                known = known[:-1]
+            _append(tokens, blanks, tokenizer.encode(known))
             if space:
                 after_space.append(len(tokens))
+            if len(tokens) + count > positions:
+                raise InputError(
+                    f"the template has {len(tokens) + count} tokens or more; "
+                    f"accepted: at most {positions}, the model's positions"
+                )
             tokens += [0] * count
             blanks += [True] * count
-            known = ""
+            known, all_known = "", all_known + known
         elif piece == "}":
             raise InputError(f"the template closes a brace that it never opened; {ACCEPTED}")
         else:
@@ -46,6 +53,12 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
     _append(tokens, blanks, tokenizer.encode(known))
     if not any(blanks):
         raise InputError(f"the template has no blank; {ACCEPTED}")
+    read = tokenizer.decode([token for token, blank in zip(tokens, blanks, strict=True) if not blank])
+    if read != all_known + known:
+        raise InputError(
+            f"the run's tokenizer makes {read!r:.60} of the known parts {all_known + known!r:.60}; "
+            "accepted: a tokenizer that keeps a text as it is, such as bpe:N or gpt2"
+        )
     return Template(torch.tensor(tokens), torch.tensor(blanks), tuple(after_space))
 
 
@@ -56,8 +69,8 @@ def _append(tokens: list[int], blanks: list[bool], known: list[int]) -> None:
 
 def _blank_length(piece: str) -> int:
     inside = piece[1:-1]
-    if not inside.isdecimal() or not 1 <= int(inside) <= 2**16:
-        raise InputError(f"the template has a blank {piece}; {ACCEPTED}")
+    if not inside.isdecimal() or len(inside) > 9 or int(inside) < 1:
+        raise InputError(f"the template has a blank {piece:.20}; {ACCEPTED}")
     return int(inside)
 
 
@@ -68,12 +81,17 @@ def allowed_tokens(template: Template, tokenizer: Tokenizer, vocabulary: int) ->
     plain[: len(pieces)] = torch.tensor([bool(piece) for piece in pieces])
     plain[tokenizer.end_of_text] = False
     spaced = plain.clone()
-    # a word, not a space alone or two of them
-    spaced[: len(pieces)] &= torch.tensor([len(p) > 1 and p[0] == SPACE and p[1] != SPACE for p in pieces])
+    spaced[: len(pieces)] &= _begins_with_space(tokenizer)
     allowed = plain.repeat(len(template.tokens), 1)
     for position in template.after_space:
         allowed[position] = spaced
     return allowed
+
+
+def _begins_with_space(tokenizer: Tokenizer) -> Tensor:
+    """Tell which tokens are a word with the space before it, not a space alone or two of them: (V,) bool."""
+    found = [len(p) > 1 and p[0] == SPACE and p[1] != SPACE for p in tokenizer.pieces()]
+    return torch.tensor(found) & tokenizer.byte_level()
 
 
 @dataclass(frozen=True)
