@@ -45,6 +45,11 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def pick(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Take some slots of x (B, n, ...), all without a choice."""
+    return x if wanted is None else x[:, wanted]
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with optional norms and rotation; `attend` says which slots see which."""
 
@@ -56,15 +61,24 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:  # (B, n, C) -> (B, n, C)
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, n, d)
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, attend: Attend, wanted: Tensor | None
+    ) -> Tensor:  # (B, n, C) -> (B, n, C), or (B, w, C) of the wanted slots
+        if wanted is None:
+            query, key, value = self._heads(self.qkv(x), 3)  # each (B, H, n, d)
+        else:  # the others' keys and values alone
+            width, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
+            of_query, of_rest = (None, None) if bias is None else (bias[:width], bias[width:])
+            (query,) = self._heads(functional.linear(x[:, wanted], weight[:width], of_query), 1)
+            key, value = self._heads(functional.linear(x, weight[width:], of_rest), 2)
         query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, rotation[0]), rotate(key, rotation[1])
-        mixed = attend(query, key, value)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+            turn = rotation[0] if wanted is None else (rotation[0][0][:, :, wanted], rotation[0][1][:, :, wanted])
+            query, key = rotate(query, turn), rotate(key, rotation[1])
+        return self.out(attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor, count: int) -> Tensor:  # (B, n, count * C) -> (count, B, H, n, d)
+        return x.view(*x.shape[:2], count, self.heads, -1).permute(2, 0, 3, 1, 4)
 
 
 class MLP(nn.Module):
@@ -90,13 +104,20 @@ class Block(nn.Module):
         self.mlp = MLP(width, bias)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, modulation: tuple[Modulation, Modulation] | None, attend: Attend
-    ) -> Tensor:  # (B, n, C) -> (B, n, C)
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        modulation: tuple[Modulation, Modulation] | None,
+        attend: Attend,
+        wanted: Tensor | None = None,
+    ) -> Tensor:  # (B, n, C) -> (B, n, C), or (B, w, C) of the wanted slots (w,)
         if modulation is None:
-            x = x + self.attention(self.attention_norm(x), rotation, attend)
+            x = pick(x, wanted) + self.attention(self.attention_norm(x), rotation, attend, wanted)
             return x + self.mlp(self.mlp_norm(x))
-        (shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate) = modulation
-        x = x + gate * self.attention(modulate(self.attention_norm(x), shift, scale), rotation, attend)
+        (shift, scale, gate), after = modulation
+        mixed = self.attention(modulate(self.attention_norm(x), shift, scale), rotation, attend, wanted)
+        x = pick(x, wanted) + pick(gate, wanted) * mixed
+        mlp_shift, mlp_scale, mlp_gate = (pick(part, wanted) for part in after)
         return x + mlp_gate * self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale))
 
 

@@ -16,7 +16,7 @@ from anyorder.errors import InputError
 from anyorder.models.blocks import Attend
 from anyorder.models.decoder import ONE_ORDER, Decoder, compute_dtype
 
-PADDING = 1.5  # how many times its work attention may grow by padding before rows are taken one at a time
+PADDING = 1.5  # how many times its work attention may grow by padding rows to one shape
 LOGITS = 2**25  # entries of a table of logits that is held at once
 
 
@@ -32,6 +32,18 @@ class _Slots:
     own: Tensor  # (R, Q) own position, 0 for the start slot
     target: Tensor  # (R, Q)
     asking: Tensor  # (R, Q) replicas of the newest slot
+
+    def questions(self, lengths: Tensor) -> "_Slots":
+        """Take the replicas alone."""
+        counts = self.asking.sum(1)
+        offset = torch.arange(int(counts.max()), device=counts.device)
+        column = (lengths - self.first)[:, None] + offset  # (R, K)
+        valid = offset < counts[:, None]
+        column = column.clamp(max=max(0, self.valid.shape[1] - 1))
+        index, content, own, target = (
+            part.gather(1, column) for part in (self.index, self.content, self.own, self.target)
+        )
+        return _Slots(lengths, counts, valid, index, content, own, target, valid)
 
 
 class Context:
@@ -113,17 +125,20 @@ class Context:
         if not self.model.any_order and bool((slots.valid & (slots.target != slots.index)).any()):
             raise InputError(ONE_ORDER)
         row, column = slots.valid.nonzero(as_tuple=True)
-        attend = self._attention(slots, row)
+        asking = slots.asking[row, column]
         hidden = self.model.slots(
-            slots.content[row, column][None], slots.own[row, column][None], slots.target[row, column][None], attend
-        )[0]  # (P, C)
+            slots.content[row, column][None],
+            slots.own[row, column][None],
+            slots.target[row, column][None],
+            self._attention(slots, row),
+            asking.nonzero()[:, 0],
+        )[0]  # (P, C), of the questions
         self.passes += 1
         self.tokens_forwarded += len(row)
         self.final = self.lengths.clone()
         self.asked = positions.masked_fill(torch.arange(positions.shape[1]).to(counts) >= counts[:, None], -1)
-        asking = slots.asking[row, column]
         row, place = row[asking], slots.index[row, column][asking]
-        return hidden[asking], row, place - self.lengths[row]
+        return hidden, row, place - self.lengths[row]
 
     def _slots(self, positions: Tensor, counts: Tensor) -> _Slots:
         """Lay out the slots of a pass: those still to be computed, then the replicas."""
@@ -146,15 +161,17 @@ class Context:
 
     def _attention(self, slots: _Slots, row: Tensor) -> Callable[[int], Attend]:
         """Say how the packed slots of a pass attend: store their keys and values, then read the cache."""
-        place = slots.index[slots.valid]  # (P,)
-        read = _choose_reader(slots, self.lengths)
+        place = row * self.length + slots.index[slots.valid]  # (P,) in the cache, its rows one after the other
+        of_all = _choose_reader(slots, self.lengths)
+        of_questions = _choose_reader(slots.questions(self.lengths), self.lengths)
 
         def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
+            read = of_questions if layer + 1 == len(self.keys) else of_all
 
             def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, H, P, d)
-                keys[row, place] = key[0].transpose(0, 1).to(keys.dtype)
-                values[row, place] = value[0].transpose(0, 1).to(values.dtype)
+                for stored, new in ((keys, key), (values, value)):
+                    stored.flatten(0, 1).index_copy_(0, place, new[0].transpose(0, 1).to(stored.dtype))
                 return read(query[0].transpose(0, 1).to(keys.dtype), keys, values).transpose(0, 1)[None]
 
             return mix
@@ -179,48 +196,61 @@ Reader = Callable[[Tensor, Tensor, Tensor], Tensor]  # query (P, H, d), keys and
 
 
 def _choose_reader(slots: _Slots, lengths: Tensor) -> Reader:
-    """Pick the cheapest way in which the slots of a pass can read the cache: a slot sees those before it, a replica
-    the final ones and itself."""
-    width = int((slots.first + slots.counts).max())
+    """Say how the slots of a pass read the cache: a slot those before it, a replica the final ones and itself.
+
+    Rows that compute about as many slots are read together, padded to one shape.
+    """
     several = bool((slots.asking.sum(1) > 1).any())
     if not several and bool(slots.valid.all()) and not bool(slots.first.any()):
+        width = slots.valid.shape[1]
         return lambda query, keys, values: _read(
             query.view(*slots.valid.shape, *query.shape[1:]), keys[:, :width], values[:, :width], None
         ).flatten(0, 1)
-    column = torch.arange(width, device=lengths.device)
+    parts = [_part(slots, lengths, rows, several) for rows in _groups(slots)]
+
+    def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        mixed = torch.empty_like(query)
+        for rows, packed, place, mask in parts:
+            padded = query.new_zeros(len(rows) * mask.shape[2], *query.shape[1:])  # (r * q, H, d)
+            padded.index_copy_(0, place, query.index_select(0, packed))
+            its_keys, its_values = (stored[:, : mask.shape[3]] for stored in (keys, values))
+            if len(rows) < len(keys):
+                its_keys, its_values = its_keys.index_select(0, rows), its_values.index_select(0, rows)
+            found = _read(padded.view(len(rows), -1, *query.shape[1:]), its_keys, its_values, mask)  # (r, q, H, d)
+            mixed.index_copy_(0, packed, found.flatten(0, 1).index_select(0, place))
+        return mixed
+
+    return read
+
+
+def _part(slots: _Slots, lengths: Tensor, rows: Tensor, several: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lay out some rows: which, where their slots are packed and where in the padded table, and what each sees."""
+    counts = slots.counts[rows]
+    start = (slots.counts.cumsum(0) - slots.counts)[rows]
+    offset = torch.arange(int(counts.max()), device=rows.device)
+    column = torch.arange(int((slots.first + slots.counts)[rows].max()), device=rows.device)
+    valid = offset < counts[:, None]  # (r, q)
+    index = slots.index[rows, : len(offset), None]
+    mask = column <= index  # (r, q, s)
     if several:
-        index, newest = slots.index[:, :, None], lengths[:, None, None]
-        mask = (column <= index) & ((column < newest) | (column == index))  # (R, Q, S)
-    else:
-        mask = column <= slots.index[:, :, None]
-    exact = int((slots.counts * (slots.first + slots.counts)).sum())
-    if slots.valid.numel() * width > PADDING * exact:
-        return _reader_of_rows(slots, mask)
-    mask |= ~slots.valid[:, :, None]  # padding sees anything: a row that sees nothing would be NaN
-
-    def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        padded = query.new_zeros(*slots.valid.shape, *query.shape[1:])  # (R, Q, H, d)
-        padded[slots.valid] = query
-        return _read(padded, keys[:, :width], values[:, :width], mask[:, None])[slots.valid]
-
-    return read
+        mask &= (column < lengths[rows, None, None]) | (column == index)
+    mask |= ~valid[:, :, None]  # padding sees anything: a slot that sees nothing would be NaN
+    return rows, (start[:, None] + offset)[valid], valid.flatten().nonzero()[:, 0], mask[:, None]
 
 
-def _reader_of_rows(slots: _Slots, mask: Tensor) -> Reader:
-    """Read row by row, each in its own shape."""
-    shapes = [(first + count, count) for first, count in torch.stack((slots.first, slots.counts), 1).tolist()]
-
-    def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        parts = query.split([count for _, count in shapes])
-        return torch.cat(
-            [
-                _read(part[None], keys[r : r + 1, :end], values[r : r + 1, :end], mask[r, :count, :end])[0]
-                for r, (part, (end, count)) in enumerate(zip(parts, shapes, strict=True))
-                if count
-            ]
-        )
-
-    return read
+def _groups(slots: _Slots) -> list[Tensor]:
+    """Put rows together as long as padding makes attention no more than PADDING times its work."""
+    shapes = torch.stack((slots.counts, slots.first + slots.counts), 1).tolist()
+    groups: list[list[int]] = []
+    exact = most = longest = 0
+    for row in sorted((r for r, (count, _) in enumerate(shapes) if count), key=lambda r: shapes[r], reverse=True):
+        count, end = shapes[row]
+        exact, longest = exact + count * end, max(longest, end)
+        if not groups or (len(groups[-1]) + 1) * most * longest > PADDING * exact:
+            groups.append([])
+            exact, most, longest = count * end, count, end
+        groups[-1].append(row)
+    return [torch.tensor(sorted(group), device=slots.first.device) for group in groups]
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

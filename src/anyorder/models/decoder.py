@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyorder import orders
 from anyorder.config import ModelConfig
 from anyorder.errors import InputError
-from anyorder.models.blocks import Attend, Block, causal, make_norm, modulate
+from anyorder.models.blocks import Attend, Block, causal, make_norm, modulate, pick
 from anyorder.models.injection import Injection, Shape, make_injection
 
 ONE_ORDER = (
@@ -64,20 +64,26 @@ class Decoder(nn.Module):
         return self.slots(content, own, order, lambda layer: causal)
 
     def slots(
-        self, content: Tensor, own: Tensor, target: Tensor, attend: Callable[[int], Attend]
-    ) -> Tensor:  # each (B, n) -> (B, n, C)
+        self,
+        content: Tensor,
+        own: Tensor,
+        target: Tensor,
+        attend: Callable[[int], Attend],
+        wanted: Tensor | None = None,
+    ) -> Tensor:  # each (B, n) -> (B, n, C), or (B, w, C) of the wanted slots (w,)
         """Compute slots from their token, own position (0 for the start slot, p + 1 for position p) and target.
 
-        `attend` gives the attention of each layer: which slots see which.
+        `attend` gives the attention of each layer: which slots see which. Where only some slots are wanted, the last
+        layer makes keys and values of the others, and no more.
         """
         embedded = torch.where((own == 0).unsqueeze(-1), self.start_embedding, self.token_embedding(content))
         x = self.injection.enter(embedded + self.position_embedding(own), target)
         rotation = self.injection.rotation(own, target, compute_dtype(x))
         for layer, block in enumerate(self.blocks):
             x, modulation = self.injection.at_block(layer, x, target)
-            x = block(x, rotation, modulation, attend(layer))
+            x = block(x, rotation, modulation, attend(layer), wanted if layer + 1 == len(self.blocks) else None)
         x = self.final_norm(x)
-        last = self.injection.at_end(target)
+        last = self.injection.at_end(pick(target, wanted))
         return x if last is None else modulate(x, *last)
 
     def forward(self, tokens: Tensor, order: Tensor) -> Tensor:  # (B, T), (B, n) -> (B, n, V)

@@ -1,0 +1,141 @@
+"""The order ensemble against the published loop: 16 members at 256 positions, one model, one run, interleaved.
+
+python -m benchmarks.ensembles          # trains its model first, if runs/demo256 is not there
+"""
+
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import anyorder as ao
+from anyorder.data.batches import spread_chunks
+from anyorder.data.shards import open_dataset
+from anyorder.evaluation.ensemble import draw_places, insert, prefix_members
+from anyorder.evaluation.figures import Ensemble, PaperEnsemble, score
+from anyorder.models.decoder import Decoder
+from benchmarks.published_ensemble import Shuffle, ensemble_logprobs, random_shuffles
+from benchmarks.record import check, record
+
+DATA, RUN = Path("data/sotu"), Path("runs/demo256")
+MEMBERS, LENGTH, CONTEXTS = 16, 256, 4
+TIMED, REPEATS = 2, 3  # sequences in each timed call, and how often each is timed
+SCORED = 40  # sequences for the figures and their errors
+LIMITS = {
+    "paper_times_faster": (">=", 4.0),
+    "fast_times_faster": (">=", 40.0),
+    "largest_difference_in_logprob": ("<=", 1e-4),
+    "fast_error_over_paper_error": ("<=", 1.0),
+    "difference_in_standard_errors": ("<=", 4.0),
+}
+
+
+def main() -> int:
+    model, rows = prepare()
+    figures: dict[str, float] = {"largest_difference_in_logprob": same_numbers(model, rows[:1])}
+    print(f"the same numbers to {figures['largest_difference_in_logprob']:.1e}", flush=True)
+    figures |= timed(model, rows[:TIMED])
+    figures |= errors(model, rows)
+    record("ensembles", figures)
+    return 1 if check(figures, LIMITS) else 0
+
+
+def prepare() -> tuple[Decoder, Tensor]:
+    """Load the model and SCORED held-out sequences, making what is not there."""
+    train = f"train demo --data {DATA} --out {RUN} --positions {LENGTH} --batch-size 16 --steps 500"
+    for arguments in (f"prepare sotu --out {DATA} --tokenizer bpe:4096", train):
+        subprocess.run([sys.executable, "-m", "anyorder.cli", *arguments.split()], check=True)
+    model, _ = ao.load(RUN)
+    return model, spread_chunks(open_dataset(DATA).split("validation", LENGTH), LENGTH, SCORED)
+
+
+def same_numbers(model: Decoder, rows: Tensor, members: int = 4) -> float:
+    """Hand both the same permutations; return the largest difference of any log-probability."""
+    generator = torch.Generator().manual_seed(0)
+    order = ao.orders.parse("random").sample(*rows.shape, generator)
+    places = torch.stack([draw_places(members - 1, LENGTH, generator) for _ in rows])  # (B, M - 1, T)
+    theirs = ensemble_logprobs(model, rows, order, members, inserted(order, places))
+    return float((theirs[:, 1:] - prefix_members(model, rows, order, places)).abs().max())
+
+
+def inserted(order: Tensor, places: Tensor) -> Shuffle:
+    """Build the permutations that insertion at `places` makes."""
+
+    def shuffle(step: int, member: int) -> Tensor:
+        made = order[:, :0]
+        for i in range(step):
+            made = insert(made, places[:, member - 1, i], order[:, i])
+        return made
+
+    return shuffle
+
+
+def timed(model: Decoder, rows: Tensor) -> dict[str, float]:
+    """Time the published loop and both modes in turn."""
+    generator = torch.Generator().manual_seed(0)
+    order = ao.orders.parse("random").sample(*rows.shape, generator)
+    ways: dict[str, Callable[[], object]] = {
+        "published": lambda: ensemble_logprobs(model, rows, order, MEMBERS, random_shuffles(order, generator)),
+        "paper": lambda: nats_of(PaperEnsemble(MEMBERS), model, rows),
+        "fast": lambda: nats_of(Ensemble(MEMBERS, CONTEXTS), model, rows),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    nats_of(Ensemble(2, 1), model, rows)  # warm
+    for repeat in range(REPEATS):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            taken[name].append(time.perf_counter() - start)
+            print(
+                f"repeat {repeat + 1} of {REPEATS}: {name} {taken[name][-1]:.1f} s for {len(rows)} sequences",
+                flush=True,
+            )
+    seconds = {name: statistics.median(values) for name, values in taken.items()}
+    ratios = {
+        f"{name}_times_faster": statistics.median(a / b for a, b in zip(taken["published"], taken[name], strict=True))
+        for name in ("paper", "fast")
+    }
+    return {**{f"{name}_seconds": value for name, value in seconds.items()}, **ratios}
+
+
+def errors(model: Decoder, rows: Tensor) -> dict[str, float]:
+    """Score the same sequences in both modes; compare figures and standard errors."""
+    found = {}
+    for name, figure in (("paper", PaperEnsemble(MEMBERS)), ("fast", Ensemble(MEMBERS, CONTEXTS))):
+        found[name] = nats_of(figure, model, rows, report=True)[:, -1] / LENGTH  # (N,) of all members
+    error = {name: float(nats.std() / math.sqrt(len(nats))) for name, nats in found.items()}
+    apart = found["paper"] - found["fast"]
+    return {
+        "members": MEMBERS,
+        "positions": LENGTH,
+        "contexts": CONTEXTS,
+        "sequences": len(rows),
+        **{f"{name}_nats_per_token": float(nats.mean()) for name, nats in found.items()},
+        **{f"{name}_error": value for name, value in error.items()},
+        "fast_error_over_paper_error": error["fast"] / error["paper"],
+        "difference_in_standard_errors": float(apart.mean().abs() / (apart.std() / math.sqrt(len(apart)))),
+    }
+
+
+def nats_of(figure: PaperEnsemble | Ensemble, model: Decoder, rows: Tensor, report: bool = False) -> Tensor:
+    batches = [([*range(start, start + len(part))], part) for start, part in numbered(rows)]
+    parts = []
+    for numbers, nats in score(figure, model, iter(batches), seed=0):
+        parts.append(nats)
+        if report:
+            print(f"{figure.name}: {numbers[-1] + 1} of {len(rows)} sequences", flush=True)
+    return torch.cat(parts)
+
+
+def numbered(rows: Tensor, size: int = 4) -> list[tuple[int, Tensor]]:
+    return [(start, rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
