@@ -20,6 +20,7 @@ from anyorder.data.shards import open_dataset
 from anyorder.evaluation.ensemble import draw_places, insert, prefix_members
 from anyorder.evaluation.figures import Ensemble, PaperEnsemble, score
 from anyorder.models.decoder import Decoder
+from anyorder.orders import Random
 from benchmarks.published_ensemble import Shuffle, ensemble_logprobs, random_shuffles
 from benchmarks.record import check, record
 
@@ -58,7 +59,7 @@ def prepare() -> tuple[Decoder, Tensor]:
 def same_numbers(model: Decoder, rows: Tensor, members: int = 4) -> float:
     """Hand both the same permutations; return the largest difference of any log-probability."""
     generator = torch.Generator().manual_seed(0)
-    order = ao.orders.parse("random").sample(*rows.shape, generator)
+    order = Random().sample(len(rows), LENGTH, generator)
     places = torch.stack([draw_places(members - 1, LENGTH, generator) for _ in rows])  # (B, M - 1, T)
     theirs = ensemble_logprobs(model, rows, order, members, inserted(order, places))
     return float((theirs[:, 1:] - prefix_members(model, rows, order, places)).abs().max())
@@ -79,7 +80,7 @@ def inserted(order: Tensor, places: Tensor) -> Shuffle:
 def timed(model: Decoder, rows: Tensor) -> dict[str, float]:
     """Time the published loop and both modes in turn."""
     generator = torch.Generator().manual_seed(0)
-    order = ao.orders.parse("random").sample(*rows.shape, generator)
+    order = Random().sample(len(rows), LENGTH, generator)
     ways: dict[str, Callable[[], object]] = {
         "published": lambda: ensemble_logprobs(model, rows, order, MEMBERS, random_shuffles(order, generator)),
         "paper": lambda: nats_of(PaperEnsemble(MEMBERS), model, rows),

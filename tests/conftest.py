@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from anyorder.cli import main
 from anyorder.config import ModelConfig
 from anyorder.data.batches import generator_for
 from anyorder.data.corpora import open_corpus
@@ -52,6 +53,17 @@ def flip(path: Path, where: float = 0.5) -> None:
     content = bytearray(path.read_bytes())
     content[int(where * len(content))] ^= 1
     path.write_bytes(content)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must fail as a user's error; return its sentence."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if not line.startswith("anyorder: warning: ")]
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("anyorder: error: ")
+    return lines[0]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import torch
 from anyorder.checkpoint import folder_of
 from anyorder.cli import main
 from anyorder.data.shards import Dataset
-from tests.conftest import GOLDEN, flip, write_texts
+from tests.conftest import GOLDEN, flip, refused, write_texts
 
 SHAPE = ["--layers", "2", "--width", "32", "--heads", "2", "--positions", "64", "--batch-size", "8"]
 
@@ -27,17 +27,6 @@ def run(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["train", "tiny", "--data", str(data.folder), "--out", str(out), *SHAPE, "--steps", "40"]
     assert main([*arguments, "--checkpoint-every", "20"]) == 0
     return out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run a command that must fail as a user's error; return its sentence."""
-    capsys.readouterr()
-    assert main([str(a) for a in arguments]) == 2
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if not line.startswith("anyorder: warning: ")]
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("anyorder: error: ")
-    return lines[0]
 
 
 def test_evaluate_agrees_with_itself_whatever_the_batch_size(

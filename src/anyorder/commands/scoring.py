@@ -29,6 +29,7 @@ from anyorder.files import write_text
 from anyorder.integrations.judge import load_judge
 from anyorder.models.decoder import Decoder
 from anyorder.orders import parse as parse_order
+from anyorder.plots import demand_matplotlib, draw_ensembles
 from anyorder.precision import Precision
 from anyorder.processes import rank_and_count
 
@@ -54,6 +55,7 @@ def evaluate(
     precision: Precision = "fp32",
     xz: bool = False,
     json_file: Annotated[Path | None, arg(name="json")] = None,
+    figure: Path | None = None,
 ) -> None:
     """Score text left to right (exact), along any order, by the order ensemble and the masked-diffusion bound.
 
@@ -81,8 +83,16 @@ def evaluate(
         precision: Number type of products.
         xz: Also state what `xz -9e` makes of the same text.
         json_file: Write the figures there too.
+        figure: Draw the ensemble's perplexity against its size there: .png, .svg or .pdf.
     """
-    check_json(json_file)
+    check_written("json", json_file)
+    check_written("figure", figure)
+    if figure is not None:
+        demand_matplotlib()
+        if not ensemble:
+            raise InputError(
+                f"--figure {figure} was given without an ensemble; accepted: it together with --ensemble M"
+            )
     if (data is None) == (suite is None):
         raise InputError("give either --data DATA or --suite zero-shot")
     if suite is None and (sets or file):
@@ -108,6 +118,8 @@ def evaluate(
         if suite is not None:
             report_json["convention"] = convention
         write_text(json_file, json.dumps(report_json, indent=1) + "\n")
+    if figure is not None and rank == 0:
+        draw_ensembles(found, figure)
 
 
 def _texts_to_score(
@@ -214,7 +226,7 @@ def quality(
         batch_size: Texts judged at once; without it, as many as keep the table of logits small.
         json_file: Write the figures there too.
     """
-    check_json(json_file)
+    check_written("json", json_file)
     written = list(open_corpus(texts, column, 0).documents())
     real = list(open_corpus(reference, column, 0).documents()) if reference else []
     rank, _ = rank_and_count()
@@ -233,10 +245,10 @@ def quality(
             write_text(json_file, json.dumps(found, indent=1) + "\n")
 
 
-def check_json(path: Path | None) -> None:
+def check_written(option: str, path: Path | None) -> None:
     """Refuse a file that could not be written when all is done."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(f"--json {path} cannot be written; accepted: a file in a folder that exists")
+        raise InputError(f"--{option} {path} cannot be written; accepted: a file in a folder that exists")
 
 
 @contextmanager

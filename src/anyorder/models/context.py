@@ -5,6 +5,7 @@ To ask for K positions at once the newest slot is replicated, once per target: e
 Replicas lie in the free part of the cache; when one's target is revealed next, it stays there as the slot itself.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,17 +34,16 @@ class _Slots:
     target: Tensor  # (R, Q)
     asking: Tensor  # (R, Q) replicas of the newest slot
 
-    def questions(self, lengths: Tensor) -> "_Slots":
-        """Take the replicas alone."""
-        counts = self.asking.sum(1)
+    def since(self, first: Tensor) -> "_Slots":
+        """Take the slots of each row from `first` (R,) on."""
+        counts = (self.first + self.counts - first).clamp(min=0)
         offset = torch.arange(int(counts.max()), device=counts.device)
-        column = (lengths - self.first)[:, None] + offset  # (R, K)
+        column = ((first - self.first)[:, None] + offset).clamp(0, max(0, self.valid.shape[1] - 1))  # (R, K)
         valid = offset < counts[:, None]
-        column = column.clamp(max=max(0, self.valid.shape[1] - 1))
-        index, content, own, target = (
-            part.gather(1, column) for part in (self.index, self.content, self.own, self.target)
+        index, content, own, target, asking = (
+            part.gather(1, column) for part in (self.index, self.content, self.own, self.target, self.asking)
         )
-        return _Slots(lengths, counts, valid, index, content, own, target, valid)
+        return _Slots(first, counts, valid, index, content, own, target, asking & valid)
 
 
 class Context:
@@ -91,23 +91,67 @@ class Context:
         """Forget all but the first lengths (R,) revealed positions of each row."""
         changed = lengths < self.lengths
         self.asked = self.asked.masked_fill(changed[:, None], -1)
+        # a stored slot behind the last one that stays asked for the position that came next: it still answers for that
+        stored = changed & (lengths < self.final)
+        if bool(stored.any()):
+            if not self.asked.shape[1]:
+                self.asked = self.asked.new_full((len(lengths), 1), -1)
+            next_position = self.positions.gather(1, lengths.clamp(max=self.length - 1)[:, None])[:, 0]
+            self.asked[:, 0] = torch.where(stored, next_position, self.asked[:, 0])
         self.lengths = torch.minimum(self.lengths, lengths)
         self.final = torch.minimum(self.final, self.lengths)
+
+    def fork(self, rows: Tensor) -> "Context":
+        """Copy some rows (N,), any number of times each, into a context of their own."""
+        other = copy.copy(self)
+        for name in ("positions", "tokens", "lengths", "final", "asked"):
+            setattr(other, name, getattr(self, name).index_select(0, rows))
+        other.keys, other.values = (
+            [stored.index_select(0, rows) for stored in layers] for layers in (self.keys, self.values)
+        )
+        return other
 
     def marginals(self, positions: Tensor, counts: Tensor | None = None) -> Tensor:
         """Predict positions (R, K) from what is revealed, each on its own: logits (R, K, V).
 
         Of row r only the first counts[r] are asked for; the others' logits are 0.
         """
-        hidden, row, column = self._ask(positions, counts)
-        logits = self.model.head(hidden)  # (P, V)
-        if len(logits) == positions.numel():
-            return logits.view(*positions.shape, -1)
-        return logits.new_zeros(*positions.shape, logits.shape[-1]).index_put((row, column), logits)
+        return self._logits(positions.shape, *self._ask(positions, counts, self.lengths))
+
+    def chain(
+        self,
+        positions: Tensor,
+        tokens: Tensor,
+        counts: Tensor | None = None,
+        ahead: Tensor | None = None,
+        ahead_counts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Reveal a run of tokens (R, n), predicting each from those before it: logits (R, n, V).
+
+        The same pass predicts the positions `ahead` (R, K), each on its own, from the whole run: (R, K, V). A first
+        position that was asked for just before is not computed again: its logits are 0 here.
+        """
+        before = self.lengths
+        self.reveal(positions, tokens, counts)
+        ahead = positions[:, :0] if ahead is None else ahead
+        hidden, row, column = self._ask(ahead, ahead_counts, torch.maximum(before, self.final))
+        run = (self.lengths - before)[row]  # of each row, before its questions
+        of_run = column < 0
+        return (
+            self._logits(positions.shape, hidden[of_run], row[of_run], (column + run)[of_run]),
+            self._logits(ahead.shape, hidden[~of_run], row[~of_run], column[~of_run]),
+        )
+
+    def _logits(self, shape: torch.Size, hidden: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """Apply the head and put its rows (P, V) in their places: (R, K, V)."""
+        logits = self.model.head(hidden)
+        if len(logits) == shape.numel():
+            return logits.view(*shape, -1)
+        return logits.new_zeros(*shape, logits.shape[-1]).index_put((row, column), logits)
 
     def score(self, positions: Tensor, tokens: Tensor, counts: Tensor | None = None) -> Tensor:
         """Log-probability of tokens (R, K) at positions (R, K), each on its own: (R, K), 0 beyond counts (R,)."""
-        hidden, row, column = self._ask(positions, counts)
+        hidden, row, column = self._ask(positions, counts, self.lengths)
         wanted = tokens[row, column]
         step = max(1, LOGITS // self.model.config.vocabulary)
         found = [
@@ -118,27 +162,33 @@ class Context:
         return scores.index_put((row, column), torch.cat(found)) if found else scores
 
     @torch.no_grad()
-    def _ask(self, positions: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Run all slots not yet computed and one replica for each question; return hidden (P, C), row and column."""
+    def _ask(self, positions: Tensor, counts: Tensor | None, since: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run all slots not yet computed and one replica for each question.
+
+        Return what the head reads of the slots from `since` (R,) on, (P, C), with the row of each and the question it
+        belongs to, negative for slots before the questions.
+        """
         counts = torch.full_like(self.lengths, positions.shape[1]) if counts is None else counts
         slots = self._slots(positions, counts)
         if not self.model.any_order and bool((slots.valid & (slots.target != slots.index)).any()):
             raise InputError(ONE_ORDER)
         row, column = slots.valid.nonzero(as_tuple=True)
-        asking = slots.asking[row, column]
+        index = slots.index[row, column]
+        wanted = index >= since[row]
+        if not len(row):
+            return self.model.token_embedding.weight.new_zeros(0, self.model.config.width), row, column
         hidden = self.model.slots(
             slots.content[row, column][None],
             slots.own[row, column][None],
             slots.target[row, column][None],
-            self._attention(slots, row),
-            asking.nonzero()[:, 0],
-        )[0]  # (P, C), of the questions
+            self._attention(slots, row, since),
+            wanted.nonzero()[:, 0],
+        )[0]  # (P, C), of those wanted
         self.passes += 1
         self.tokens_forwarded += len(row)
         self.final = self.lengths.clone()
         self.asked = positions.masked_fill(torch.arange(positions.shape[1]).to(counts) >= counts[:, None], -1)
-        row, place = row[asking], slots.index[row, column][asking]
-        return hidden, row, place - self.lengths[row]
+        return hidden, row[wanted], (index - self.lengths[row])[wanted]
 
     def _slots(self, positions: Tensor, counts: Tensor) -> _Slots:
         """Lay out the slots of a pass: those still to be computed, then the replicas."""
@@ -159,15 +209,15 @@ class Context:
         target = torch.where(asking, question, self.positions.gather(1, index))
         return _Slots(self.final, wanted, valid, index, content, own, target, asking)
 
-    def _attention(self, slots: _Slots, row: Tensor) -> Callable[[int], Attend]:
+    def _attention(self, slots: _Slots, row: Tensor, since: Tensor) -> Callable[[int], Attend]:
         """Say how the packed slots of a pass attend: store their keys and values, then read the cache."""
         place = row * self.length + slots.index[slots.valid]  # (P,) in the cache, its rows one after the other
         of_all = _choose_reader(slots, self.lengths)
-        of_questions = _choose_reader(slots.questions(self.lengths), self.lengths)
+        of_wanted = _choose_reader(slots.since(torch.maximum(since, slots.first)), self.lengths)
 
         def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
-            read = of_questions if layer + 1 == len(self.keys) else of_all
+            read = of_wanted if layer + 1 == len(self.keys) else of_all
 
             def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, H, P, d)
                 for stored, new in ((keys, key), (values, value)):
