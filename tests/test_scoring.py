@@ -81,14 +81,14 @@ def test_a_figure_is_drawn(runs: dict[str, Path], data: Dataset, tmp_path: Path)
 def test_ctrl_c_keeps_what_was_scored(runs: dict[str, Path], data: Dataset, tmp_path: Path) -> None:
     """The command as a user runs it: interrupted, then run again, it ends with the figures of one that was not."""
     command = [sys.executable, "-m", "anyorder.cli", "evaluate", str(runs["any"]), "--data", str(data.folder)]
-    command += ["--ensemble", "64", "--contexts", "16", "--batch-size", "1", "--limit", "40"]
+    command += ["--ensemble", "64", "--contexts", "16", "--batch-size", "1", "--limit", "24"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--json", str(tmp_path / "cut.json")], stderr=subprocess.PIPE, env=environment
     )
     kept = runs["any"] / "evaluations"
     deadline = time.monotonic() + 60
-    while not any(file.stat().st_size > 6000 for file in kept.glob("*.jsonl")):
+    while not any("ensemble" in file.read_text() for file in kept.glob("*.jsonl")):
         assert process.poll() is None, "it ended before it could be interrupted"
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -96,8 +96,7 @@ def test_ctrl_c_keeps_what_was_scored(runs: dict[str, Path], data: Dataset, tmp_
     assert process.wait() == 130
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
-    lines = sum(len(file.read_text().split("\n[")) for file in kept.glob("*.jsonl"))
-    assert lines > 80  # left to right and any order are done, the ensemble is not
+    assert any("ensemble" in file.read_text() for file in kept.glob("*.jsonl"))
     found = []
     for name in ("cut", "whole"):
         assert main([*command[3:], "--json", str(tmp_path / f"{name}.json")]) == 0
@@ -150,7 +149,7 @@ def test_bad_input(runs: dict[str, Path], data: Dataset, tmp_path: Path, capsys:
     for arguments, said in (
         ([*scored, "--text", "the {people} of", "--given", "the {people} of"], "both scored and given"),
         ([*scored, "--text", "the {} of"], "a part of the text is empty"),
-        ([*scored, "--text", "the { } of"], "the query of row 0 is empty"),
+        ([*scored, "--text", "the{ }people of"], "the query of row 0 is empty"),
         ([*scored, "--text", ""], "the text is empty"),
         ([*scored, "--text", "the {people of"], "do not match"),
         ([*scored, "--text", "the {people} of", "--given", "{another} text"], "is not the text"),

@@ -96,12 +96,17 @@ def _parts(text: str) -> tuple[str, list[Span]]:
 
 
 def _tokens(text: str, parts: list[Span], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Tokenise; mark the tokens that touch a part with more than white space: (T,), (T,)."""
+    """Tokenise; mark the tokens that touch a part, a word with more than white space: (T,), (T,)."""
     tokens, spans = tokenizer.encode_with_spans(text)
     if not tokens:
         raise InputError("the text is empty; accepted: at least one token")
-    inside = [any(text[max(a, start) : min(b, end)].strip() for start, end in parts) for a, b in spans]
+    inside = [any(_touches(text, (max(a, start), min(b, end)), (a, b)) for start, end in parts) for a, b in spans]
     return torch.tensor(tokens), torch.tensor(inside, dtype=torch.bool)
+
+
+def _touches(text: str, shared: Span, token: Span) -> bool:
+    """Tell whether what a token shares with a part is more than the space before a word."""
+    return shared[0] < shared[1] and bool(text[slice(*shared)].strip() or not text[slice(*token)].strip())
 
 
 def score_marked(model: Decoder, marked: Marked, order: str, generator: torch.Generator) -> Tensor:
