@@ -267,9 +267,67 @@ def test_errors_are_plain_in_a_terminal_too() -> None:
     assert "\u2500" not in said
 
 
-@pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "score", "fill", "import"])
+@pytest.mark.parametrize("command", ["prepare", "train", "evaluate", "score", "fill", "sample", "import"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) > 15
+
+
+def test_sample_writes_from_nothing_and_between(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(run), "--length", "20", "--steps", "5", "--samples", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("written in this order:") == 2
+    assert "20 tokens in 5 steps" in shown
+    assert main(["sample", str(run), "--prefix", "the people", "--suffix", " the law", "--length", "30", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["text"].startswith("the people")
+    assert written["text"].endswith(" the law")
+    assert sorted(w["step"] for w in written["written"]) == list(range(len(written["written"])))
+    assert main(["sample", str(run), "--length", "12", "--watch", "--delay", "0", "--order", "margin(3)"]) == 0
+    assert len(re.findall(r"^step \d+  \d+:", capsys.readouterr().out, flags=re.MULTILINE)) == 12
+    for way in (["--exact"], ["--burst", "3"], ["--temperature", "1.0..0.5", "--top-p", "0.9", "--precision", "bf16"]):
+        assert main(["sample", str(run), "--length", "16", "--samples", "3", "--json", *way]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_text_appears_in_the_terminal(run: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = ["sample", str(run), "--length", "6", "--watch", "--delay", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anyorder.cli", *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    assert process.wait() == 0
+    said = os.read(ours, 100_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert " ·" * 6 in said
+    assert said.count("·") >= 6 + 5 + 4 + 3 + 2 + 1  # a dot less at every step
+    assert "6 tokens in 6 steps" in said
+
+
+def test_lengths_that_the_model_chooses_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", str(run), "the {} of the {red|people}", "--longest", "3", "--samples", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("mean log-probability by the tokens of each blank:") == 2
+    assert main(["fill", str(run), "the {} of the", "--longest", "3", "--json"]) == 0
+    assert [c["lengths"] for c in json.loads(capsys.readouterr().out)["candidates"]] == [[1], [2], [3]]
+
+
+def test_bad_sampling(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "accepted: 1 to 64" in refused(capsys, "sample", run, "--steps", 65)
+    assert "steps is 0" in refused(capsys, "sample", run, "--steps", 0)
+    assert "temperature is -1.0" in refused(capsys, "sample", run, "--temperature=-1")
+    assert "temperature is 'warm'" in refused(capsys, "fill", run, "{2}", "--temperature", "warm")
+    assert "accepted: more than those, at most 64" in refused(capsys, "sample", run, "--length", 65)
+    assert "accepted: more than those" in refused(capsys, "sample", run, "--prefix", "the law", "--length", 1)
+    assert "accepted: one of them" in refused(capsys, "sample", run, "--watch", "--json")
+    assert "samples is 0" in refused(capsys, "sample", run, "--samples", 0)
+    assert "steps is 3; accepted: 1 to 2" in refused(capsys, "fill", run, "the {2}", "--steps", 3)
+    assert "at most 64" in refused(capsys, "fill", run, "the {64} of")
+    assert "no token" in refused(capsys, "fill", run, "the {2:日}")
+    assert "which does not" in refused(capsys, "sample", run, "--order", "entropy", "--exact")

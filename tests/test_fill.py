@@ -1,7 +1,6 @@
 """Filling: what was known stays, blanks come in the order asked for, each from the model's own conditional."""
 
-import itertools
-from collections import Counter
+import re
 
 import pytest
 import torch
@@ -10,8 +9,11 @@ from tokenizers import decoders, pre_tokenizers
 import anyorder as ao
 from anyorder.data.shards import Dataset
 from anyorder.data.tokenizer import Tokenizer, make_tokenizer
+from anyorder.sampling.fill import Manner
+from anyorder.sampling.filters import Filters
 from anyorder.sampling.held_out import BLANKS, held_out_templates
-from anyorder.sampling.template import allowed_tokens, parse_template, pieces_of
+from anyorder.sampling.template import constrain, parse_template, pieces_of
+from anyorder.sampling.texts import fill_templates
 from tests.conftest import small_model
 
 
@@ -54,30 +56,6 @@ def test_greedy_takes_the_likeliest_and_ignores_what_is_not_written_yet() -> Non
     assert torch.equal(first.tokens[blanks], by_position[blanks])
 
 
-def test_samples_follow_the_enumerated_law() -> None:
-    """Two blanks of three positions, vocabulary 3: chi-squared against the model's conditionals."""
-    model = small_model(positions=3, vocabulary=3, scale=8.0)
-    tokens, blanks = torch.tensor([[0, 2, 0]]), torch.tensor([[True, False, True]])
-    count = 20_000
-    out = ao.fill(
-        model,
-        tokens.expand(count, 3),
-        blanks.expand(count, 3),
-        "right_to_left",
-        generator=torch.Generator().manual_seed(0),
-    )
-    texts = torch.tensor([[a, 2, b] for a, b in itertools.product(range(3), repeat=2)])
-    with torch.no_grad():
-        nats = ao.order_nll(model, texts, torch.tensor([[1, 2, 0]]).expand(9, 3))[:, 1:].sum(1)
-    expected = nats.neg().exp() * count
-    seen = Counter(map(tuple, out.tokens.tolist()))
-    counts = torch.tensor([seen[tuple(text)] for text in texts.tolist()])
-    assert int(counts.sum()) == count
-    assert float(((counts - expected) ** 2 / expected).sum()) < 26.1  # the 0.999 quantile for 8 degrees of freedom
-    uniform = torch.full((9,), count / 9)
-    assert float(((counts - uniform) ** 2 / uniform).sum()) > 100  # the test can tell laws apart
-
-
 def test_temperature_and_allowed_tokens() -> None:
     model = small_model()
     tokens, blanks = torch.zeros(64, 16, dtype=torch.long), torch.ones(64, 16, dtype=torch.bool)
@@ -103,7 +81,10 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: ao.fill(model, tokens, blanks, "sideways"), "accepted: left_to_right"),
         (lambda: ao.fill(model, tokens, blanks, torch.tensor([[0, 1]])), "does not name all"),
         (lambda: ao.fill(model, tokens, blanks, allowed=none), "no allowed token"),
-        (lambda: ao.fill(model, torch.zeros(1, 17, dtype=torch.long), torch.ones(1, 17) > 0), "17 tokens"),
+        (
+            lambda: ao.fill(model, torch.zeros(1, 17, dtype=torch.long), torch.ones(1, 17) > 0),
+            "17 positions; accepted",
+        ),
     ):
         with pytest.raises(ao.InputError, match=words):
             attempt()
@@ -111,31 +92,95 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_templates(data: Dataset) -> None:
     tokenizer: Tokenizer = data.tokenizer
-    template = parse_template("the law {2} of {3}, {{peace}}", tokenizer, 64)
+    (template,) = parse_template("the law {2} of {3}, {{peace}}", tokenizer).templates(64)
     assert int(template.blanks.sum()) == 5
     known = template.tokens[~template.blanks].tolist()
     assert tokenizer.decode(known) == "the law of, {peace}"  # the space before a blank belongs to the blank
     first = len(tokenizer.encode("the law"))
-    assert template.after_space == (first, first + 2 + len(tokenizer.encode(" of")))
-    allowed = allowed_tokens(template, tokenizer, vocabulary=320)
-    assert allowed.shape == (len(template.tokens), 320)
+    starts = [start for start, _, _ in template.spans]
+    assert starts == [first, first + 2 + len(tokenizer.encode(" of"))]
+    assert all(blank.after_space for _, _, blank in template.spans)
+    constraint = constrain([template], tokenizer, 320)
+    rows, positions = torch.zeros(len(template.tokens), dtype=torch.long), torch.arange(len(template.tokens))
+    allowed = constraint.mask(rows, positions, None, 320)
+    assert allowed is not None
     assert not allowed[:, tokenizer.end_of_text].any()
     assert not allowed[:, tokenizer.vocabulary :].any()
-    spaced = [t for t in range(320) if allowed[template.after_space[0], t]]
+    spaced = allowed[first].nonzero()[:, 0].tolist()
     assert spaced
     assert all(tokenizer.decode([token]).startswith(" ") for token in spaced)
-    for text in ("no blank", "{}", "{0}", "{x}", "open {2", "{3}}", "{" + "9" * 5000 + "}"):
+    for text in ("no blank", "{0}", "{x}", "open {2", "{3}}", "{" + "9" * 5000 + "}", "{3:}", "{a||b}"):
         with pytest.raises(ao.InputError, match="accepted: text with blanks"):
-            parse_template(text, tokenizer, 64)
+            parse_template(text, tokenizer)
     with pytest.raises(ao.InputError, match="accepted: at most 64"):
-        parse_template("of {65536} the {65536}", tokenizer, 64)
+        parse_template("of {65536} the {65536}", tokenizer).templates(64)
+    with pytest.raises(ao.InputError, match="512 combinations of lengths; accepted: at most 256"):
+        parse_template("{} {} {}", tokenizer).templates(64)
+    with pytest.raises(ao.InputError, match="longest is 0"):
+        parse_template("{}", tokenizer, 0)
+    with pytest.raises(ao.InputError, match="z-a are no range"):
+        parse_template("{2:z-a}", tokenizer)
+
+
+def filled(data: Dataset, text: str, **ways: object) -> list[str]:
+    """Fill a template 20 times by an untrained model; return what was written in all blanks."""
+    model = small_model(vocabulary=320, entries=data.tokenizer.vocabulary, positions=64)
+    cases = [parse_template(text, data.tokenizer, 4).templates(64)] * 20
+    manner = Manner(**{"order": "random", **ways})  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        "|".join(
+            piece.text for piece in pieces_of(found.out.tokens, found.template.blanks, data.tokenizer) if piece.written
+        )
+        for found in fill_templates(model, data.tokenizer, cases, manner, Filters(), generator)
+    ]
+
+
+@pytest.mark.parametrize("ways", [{}, {"exact": True}, {"order": "margin"}])
+def test_constraints_hold_in_every_blank(data: Dataset, ways: dict[str, object]) -> None:
+    written = filled(data, "the {3:a-f} of {peace|war and peace|law} in {:0-9}.", **ways)
+    assert len(set(written)) > 10
+    for text in written:
+        letters, choice, number = text.split("|")
+        assert re.fullmatch(" [a-f]+", letters)
+        assert choice in (" peace", " war and peace", " law")
+        assert re.fullmatch(" [0-9]+", number)
+    assert len({text.split("|")[1] for text in written}) > 1
+
+
+def test_contradictions_are_refused(data: Dataset) -> None:
+    with pytest.raises(ao.InputError, match="no token of the run's tokenizer is made of '\u65e5' alone"):
+        filled(data, "the {2:\u65e5}")
+    with pytest.raises(ao.InputError, match="choices of several tokens were given with several tokens a step"):
+        filled(data, "the {war and peace|the law of union}", steps=1)
+    model, tokens = small_model(), torch.zeros(1, 4, dtype=torch.long)
+    only = torch.arange(64) == 5
+    with pytest.raises(ao.InputError, match="no allowed token"):
+        ao.fill(model, tokens, tokens == 0, allowed=only, choices=[ao.Choice(0, (1,), torch.tensor([[7]]))])
+    with pytest.raises(ao.InputError, match="agrees with what is known"):
+        ao.fill(model, tokens, tokens == 1, choices=[ao.Choice(0, (1,), torch.tensor([[7]]))])
+    with pytest.raises(ao.InputError, match="accepted: rows below 1"):
+        ao.fill(model, tokens, tokens == 0, choices=[ao.Choice(3, (1,), torch.tensor([[7]]))])
+
+
+def test_the_best_length_of_a_blank_wins_and_scores_are_the_models(data: Dataset) -> None:
+    model = small_model(vocabulary=320, entries=data.tokenizer.vocabulary, positions=64)
+    cases = [parse_template("the law {} of the {1} people", data.tokenizer, 5).templates(64)]
+    assert len(cases[0]) == 5
+    (found,) = fill_templates(model, data.tokenizer, cases, Manner(), Filters(0))
+    assert [candidate.lengths for candidate in found.candidates] == [(n, 1) for n in range(1, 6)]
+    best = max(found.candidates, key=lambda candidate: candidate.mean_logprob)
+    assert [length for _, length, _ in found.template.spans] == list(best.lengths)
+    blanks = found.template.blanks
+    scores = ao.logprob(model, found.out.tokens[None], blanks[None], ~blanks[None])
+    assert float(scores[0, blanks].mean()) == pytest.approx(best.mean_logprob, abs=1e-4)
 
 
 def test_a_vocabulary_of_bytes_keeps_the_space_in_the_known_text() -> None:
     tokenizer = make_tokenizer("bpe:257", iter(["the people"]))
-    template = parse_template("the {4} of the {2}.", tokenizer, 64)
+    (template,) = parse_template("the {4} of the {2}.", tokenizer).templates(64)
     assert tokenizer.decode(template.tokens[~template.blanks].tolist()) == "the  of the ."
-    assert allowed_tokens(template, tokenizer, 320).any(-1).all()
+    assert not any(blank.after_space for _, _, blank in template.spans)
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "prefix"])
@@ -146,11 +191,11 @@ def test_a_tokenizer_that_changes_known_text_is_refused(kind: str) -> None:
     else:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     with pytest.raises(ao.InputError, match="accepted: a tokenizer that keeps a text as it is"):
-        parse_template("the people{1}, of the{2}s law", Tokenizer(backend), 64)
+        parse_template("the people{1}, of the{2}s law", Tokenizer(backend))
 
 
 def test_pieces_read_back(data: Dataset) -> None:
-    template = parse_template("of the {1} law", data.tokenizer, 64)
+    (template,) = parse_template("of the {1} law", data.tokenizer).templates(64)
     filled = template.tokens.clone()
     filled[template.blanks] = data.tokenizer.encode(" people")[0]
     pieces = pieces_of(filled, template.blanks, data.tokenizer)

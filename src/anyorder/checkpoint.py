@@ -240,7 +240,8 @@ def load_run(run: Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer | 
     if step is None:
         raise InputError(f"{run} has no checkpoint yet; accepted: a run that has trained to its first one")
     folder = folder_of(run, step)
-    if json.loads((folder / "about.json").read_text(encoding="utf-8"))["model"] != to_json(config.model):
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    if from_json(ModelConfig, about["model"], f"{folder}/about.json (model)") != config.model:
         raise InputError(f"{run}/config.json describes another model than {folder} was saved from; {ACCEPTED}")
     model = Decoder(config.model)
     load_weights(model, folder, weights)

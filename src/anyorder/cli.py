@@ -23,6 +23,7 @@ COMMANDS: dict[str, Any] = {
     "score": scoring.score,
     "quality": scoring.quality,
     "fill": writing.fill,
+    "sample": writing.sample,
     "import": training.import_,
 }
 DRAWING = re.compile("\x1b\\[[0-9;]*m|[\u2502\u256d\u256e\u2570\u256f]")  # colours and edges of the parser's boxes

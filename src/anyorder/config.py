@@ -31,11 +31,14 @@ class ModelConfig:
     gate_start: float = 0.0  # `adaln` only: 0 as published, 1 passes every block's output through from the start
     rotary_base: float = 100.0  # `rotary` only
     family: Literal["decoder"] = "decoder"
+    entries: int = 0  # how many of the vocabulary occur in text, the rest is padding and never written; 0: all
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "positions", "vocabulary"):
             if not 1 <= getattr(self, name) < LARGE:
                 raise InputError(f"{name} is {getattr(self, name)}; accepted: 1 or more, below {LARGE:,}")
+        if not 0 <= self.entries <= self.vocabulary:
+            raise InputError(f"entries is {self.entries}; accepted: 0 to {self.vocabulary}, the vocabulary")
         if not 0 < self.rotary_base < math.inf or not math.isfinite(self.gate_start):
             raise InputError(
                 f"rotary_base is {self.rotary_base} and gate_start {self.gate_start}; "
@@ -118,7 +121,13 @@ def demo(vocabulary: int) -> Preset:
 def _ours(vocabulary: int, heads: int, width: int, positions: int, batch_size: int, steps: int) -> Preset:
     return Preset(
         ModelConfig(
-            layers=4, heads=heads, width=width, positions=positions, vocabulary=_padded(vocabulary), injection="rotary"
+            layers=4,
+            heads=heads,
+            width=width,
+            positions=positions,
+            vocabulary=_padded(vocabulary),
+            injection="rotary",
+            entries=vocabulary,
         ),
         TrainingConfig(
             steps=steps,
@@ -136,10 +145,17 @@ def _ours(vocabulary: int, heads: int, width: int, positions: int, batch_size: i
     )
 
 
-def _published(layers: int, heads: int, width: int, learning_rate: float) -> Preset:
+def _published(vocabulary: int, layers: int, heads: int, width: int, learning_rate: float) -> Preset:
     return Preset(
         ModelConfig(
-            layers=layers, heads=heads, width=width, positions=1024, vocabulary=50304, injection="adaln", norm="rms"
+            layers=layers,
+            heads=heads,
+            width=width,
+            positions=1024,
+            vocabulary=50304,
+            injection="adaln",
+            norm="rms",
+            entries=min(vocabulary, 50304),
         ),
         TrainingConfig(
             steps=500_000,
@@ -157,12 +173,12 @@ def _published(layers: int, heads: int, width: int, learning_rate: float) -> Pre
 
 def small(vocabulary: int) -> Preset:
     """The published AO-GPT of 124M parameters plus its conditioning: 12 layers of 768 at 1024 positions."""
-    return _published(layers=12, heads=12, width=768, learning_rate=6e-4)
+    return _published(vocabulary, layers=12, heads=12, width=768, learning_rate=6e-4)
 
 
 def medium(vocabulary: int) -> Preset:
     """The published AO-GPT of 350M: 24 layers of 1024 at 1024 positions."""
-    return _published(layers=24, heads=16, width=1024, learning_rate=3e-4)
+    return _published(vocabulary, layers=24, heads=16, width=1024, learning_rate=3e-4)
 
 
 PRESETS: dict[str, Callable[[int], Preset]] = {f.__name__: f for f in (tiny, demo, small, medium)}

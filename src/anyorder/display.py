@@ -2,19 +2,23 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from anyorder.data.tokenizer import Tokenizer
+from anyorder.sampling.fill import Written
 from anyorder.sampling.template import pieces_of, writing_order
+from anyorder.sampling.texts import FilledText
+from anyorder.sampling.writing import Reveal, Writing
 from anyorder.training.events import Ended, Event, Saved, Started, Stepped, Validated
 
 console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
@@ -185,8 +189,12 @@ def _with_error(value: object, error: object, digits: int) -> str:
     return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if isinstance(error, float) else "")
 
 
-def show_filled(tokens: Tensor, blanks: Tensor, order: Tensor, tokenizer: Tokenizer, truth: Tensor | None) -> None:
+SHOWN_CANDIDATES = 8
+
+
+def show_filled(found: FilledText, tokenizer: Tokenizer, truth: Tensor | None) -> None:
     """Print a filled text with what was written in brackets, and the order it was written in."""
+    tokens, blanks, candidates = found.out.tokens, found.template.blanks, found.candidates
     text = Text()
     for piece in pieces_of(tokens, blanks, tokenizer):
         if piece.written:
@@ -196,16 +204,92 @@ def show_filled(tokens: Tensor, blanks: Tensor, order: Tensor, tokenizer: Tokeni
             text.append(_printable(piece.text))
     console.print(text)
     written = Text("  written in this order: ", style="dim")
-    for number, position in enumerate(writing_order(order, blanks), 1):
+    for number, position in enumerate(writing_order(found.out.order, blanks), 1):
         written.append(f"{number}:", style="dim").append(
             _printable(tokenizer.decode([int(tokens[position])]).strip()), "green"
         )
         written.append(" ")
     console.print(written)
+    if len(candidates) > 1:
+        ranked = sorted(candidates, key=lambda candidate: -candidate.mean_logprob)
+        tried = Text("  mean log-probability by the tokens of each blank: ", style="dim")
+        for number, candidate in enumerate(ranked[:SHOWN_CANDIDATES]):
+            shown = f"{'+'.join(map(str, candidate.lengths))}: {candidate.mean_logprob:.2f}  "
+            tried.append(shown, style="bold green" if number == 0 else "dim")
+        if len(ranked) > SHOWN_CANDIDATES:
+            tried.append(f"and {len(ranked) - SHOWN_CANDIDATES} more", style="dim")
+        console.print(tried)
     if truth is not None:
         original = (piece.text.strip() for piece in pieces_of(truth, blanks, tokenizer) if piece.written)
         console.print(Text(f"  the original has: {' … '.join(original)}", style="dim"))
     console.print()
+
+
+RAMP = ("color(27)", "color(33)", "color(44)", "color(77)", "color(148)", "color(220)")  # early to late
+
+
+def show_sample(out: Written, blanks: Tensor, tokenizer: Tokenizer, batch: int) -> None:
+    """Print a text, its colours from early to late as it was written, and the order of its positions."""
+    tokens, steps = out.tokens, out.steps
+    shades = (steps * len(RAMP)).div(steps.max() + 1, rounding_mode="floor")  # (T,), negative where known
+    text = Text()
+    for start, end in _runs(shades.tolist()):
+        style = RAMP[int(shades[start])] if shades[start] >= 0 else "bold"
+        text.append(_printable(tokenizer.decode(tokens[start:end].tolist())), style)
+    console.print(text)
+    positions = writing_order(out.order, blanks)
+    console.print(Text(f"  written in this order: {' '.join(map(str, positions))}", style="dim"))
+    nats = -float(out.model_logprobs[blanks].double().mean())
+    console.print(
+        Text(
+            f"  {len(positions)} tokens in {int(steps.max()) + 1} steps, {nats:.3f} nats per token by the model's own "
+            f"account; {out.forward_passes} passes and {out.token_forwards} slots for {batch} "
+            f"text{'s' if batch > 1 else ''}",
+            style="dim",
+        )
+    )
+    console.print()
+
+
+def _runs(values: list[int]) -> Iterator[tuple[int, int]]:
+    """Cut a list into runs of one value: their bounds."""
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[end] != values[start]:
+            yield start, end
+            start = end
+
+
+class Watch:
+    """Show a text while it appears: in a terminal in place, elsewhere a line for each step."""
+
+    def __init__(self, tokenizer: Tokenizer, delay: float):
+        self.tokenizer, self.delay = tokenizer, delay
+
+    def __call__(self, writing: Writing, reveals: Iterable[Reveal]) -> Iterator[Reveal]:
+        with Live(self._text(writing, []), console=console, auto_refresh=False, transient=True) as live:
+            if not console.is_terminal:
+                live.stop()
+            for step, reveal in enumerate(reveals, 1):
+                newest = reveal.positions[0, : int(reveal.counts[0])].tolist()
+                if console.is_terminal:
+                    live.update(self._text(writing, newest), refresh=True)
+                    time.sleep(self.delay)
+                else:
+                    shown = (f"{p}:{_visible(self.tokenizer.decode([int(writing.tokens[0, p])]))}" for p in newest)
+                    console.print(f"step {step}  {'  '.join(shown)}")
+                yield reveal
+
+    def _text(self, writing: Writing, newest: list[int]) -> Text:
+        """Lay out the only text: known bold, written plain, the newest green, a dot for what is blank."""
+        tokens = writing.tokens[0].tolist()
+        look = ["dim" if t < 0 else "bold reverse green" if p in newest else "" for p, t in enumerate(tokens)]
+        text = Text()
+        for start, end in _runs([(*sorted(set(look)),).index(style) for style in look]):
+            blank = tokens[start] < 0
+            shown = " ·" * (end - start) if blank else _printable(self.tokenizer.decode(tokens[start:end]))
+            text.append(shown, look[start])
+        return text
 
 
 def _printable(text: str) -> str:

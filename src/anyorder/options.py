@@ -1,4 +1,4 @@
-"""What of a preset the command line can change."""
+"""Options that commands share: what of a preset can be changed, and how texts are written."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -8,6 +8,8 @@ from tyro.conf import arg
 from anyorder import orders
 from anyorder.config import Precision, Preset
 from anyorder.errors import InputError
+from anyorder.sampling.fill import Manner
+from anyorder.sampling.filters import Filters, parse_temperature
 
 
 def _of(metavar: str) -> Any:
@@ -93,3 +95,33 @@ class Overrides:
                     "accepted: gate_start with adaln, rotary_base with rotary, muon_learning_rate with muon"
                 )
         return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """How tokens are drawn, and how many at a time."""
+
+    steps: int | None = None
+    """Write in so many steps, several tokens at once; without it one token a step."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How many tokens each of the steps writes: as many in each, or few at first."""
+    exact: bool = False
+    """Write several tokens a pass and still sample from the model's own law (speculative)."""
+    draft: int = 0
+    """With --exact: tokens drafted ahead; 0 adapts their number."""
+    burst: int = 0
+    """Write several tokens a pass along the best of so many random orders (approximate)."""
+    temperature: str = "1.0"
+    """1 samples from the model's law, less is surer, 0 takes the likeliest; 1.0..0.7 goes from one to the other."""
+    top_k: int = 0
+    """Draw from this many likeliest tokens; 0 from all."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that hold this much probability."""
+    min_p: float = 0.0
+    """Draw from tokens at least this share as likely as the likeliest."""
+
+    def manner(self, order: str) -> Manner:
+        return Manner(order, self.steps, self.schedule, self.exact, self.draft, self.burst)
+
+    def filters(self) -> Filters:
+        return Filters(*parse_temperature(self.temperature), self.top_k, self.top_p, self.min_p)

@@ -19,7 +19,10 @@ from anyorder.evaluation.conditional import conditional_logits, query_order
 from anyorder.evaluation.marked import Marked, mark_after, score_marked, whole_text
 from anyorder.loading import load
 from anyorder.precision import pick_device
-from anyorder.sampling.continuation import continuation
+from anyorder.sampling.constraints import from_mask
+from anyorder.sampling.fill import Manner, write
+from anyorder.sampling.filters import Filters
+from anyorder.sampling.writing import Writing
 
 try:
     from lm_eval.api.instance import Instance
@@ -149,22 +152,21 @@ class AnyOrder(LM):
         most = min(int(options.get("max_gen_toks", MOST_TOKENS)), positions - 1)
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
         known = torch.tensor(self.text_tokens.encode(context), dtype=torch.long)
-        written: list[int] = []
+        known = known[max(0, len(known) - (positions - most)) :]
+        text = torch.cat((known, torch.zeros(most, dtype=torch.long)))[None].to(self._device)  # (1, T)
+        blanks = torch.arange(text.shape[1], device=text.device)[None] >= len(known)
         allowed = torch.arange(self.model.config.vocabulary) < self.text_tokens.vocabulary
-        for token in continuation(
-            self.model,
-            known[max(0, len(known) - (positions - most)) :].to(self._device),
-            most,
-            temperature,
-            allowed.to(self._device),
-            generator,
-        ):
+        constraint = from_mask(allowed.to(self._device), (), (*text.shape, len(allowed)))
+        writing = Writing(self.model, text, blanks, None, Filters(temperature), constraint, generator)
+        written: list[int] = []
+        for reveal in write(writing, Manner("left_to_right")):
+            token = int(reveal.tokens)
             if token == self.text_tokens.end_of_text:
                 break
             written.append(token)
-            text = self.text_tokens.decode(written)
-            if any(stop in text for stop in stops):
-                return text[: min(text.index(stop) for stop in stops if stop in text)]
+            said = self.text_tokens.decode(written)
+            if any(stop in said for stop in stops):
+                return said[: min(said.index(stop) for stop in stops if stop in said)]
         return self.text_tokens.decode(written)
 
 

@@ -77,6 +77,7 @@ def _understand(checkpoint: dict[str, Any]) -> Published:
         qk_norm="transformer.h.0.attn.q_norm.weight" in raw,
         bias=arguments["bias"],
         tied_head=tied,
+        entries=50257 if arguments["vocab_size"] == 50304 else 0,  # GPT-2's, padded
     )
     # shadow parameters are listed as model.parameters() lists them, where a tied head counts once
     names = [name for name in raw if not (tied and name.startswith("lm_head."))]

@@ -6,11 +6,11 @@ Replicas lie in the free part of the cache; when one's target is revealed next, 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from anyorder.errors import InputError
@@ -19,6 +19,31 @@ from anyorder.models.decoder import ONE_ORDER, Decoder, compute_dtype
 
 PADDING = 1.5  # how many times its work attention may grow by padding rows to one shape
 LOGITS = 2**25  # entries of a table of logits that is held at once
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the head reads of some questions, packed: which row asked, and in which column of its questions."""
+
+    hidden: Tensor  # (P, C)
+    row: Tensor  # (P,)
+    column: Tensor  # (P,)
+    head: nn.Linear
+
+    def parts(self) -> Iterator[tuple[Tensor, slice]]:
+        """Yield the logits of some of them (p, V), and which: no more at once than LOGITS entries."""
+        step = max(1, LOGITS // self.head.out_features)
+        for start in range(0, len(self.row), step):
+            part = slice(start, start + step)
+            logits = self.head(self.hidden[part])
+            yield logits, part
+
+    def table(self, shape: torch.Size) -> Tensor:
+        """Put all logits in their places: (R, K) -> (R, K, V), 0 where nothing was asked."""
+        logits = self.head(self.hidden)
+        if len(logits) == shape.numel():
+            return logits.view(*shape, -1)
+        return logits.new_zeros(*shape, logits.shape[-1]).index_put((self.row, self.column), logits)
 
 
 @dataclass(frozen=True)
@@ -111,12 +136,13 @@ class Context:
         )
         return other
 
-    def marginals(self, positions: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Predict positions (R, K) from what is revealed, each on its own: logits (R, K, V).
+    def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
+        """Predict positions (R, K) from what is revealed, each on its own; of row r the first counts[r]."""
+        return self._ask(positions, counts, self.lengths)
 
-        Of row r only the first counts[r] are asked for; the others' logits are 0.
-        """
-        return self._logits(positions.shape, *self._ask(positions, counts, self.lengths))
+    def marginals(self, positions: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Give the logits of what is asked: (R, K, V), 0 where nothing was."""
+        return self.ask(positions, counts).table(positions.shape)
 
     def chain(
         self,
@@ -125,48 +151,38 @@ class Context:
         counts: Tensor | None = None,
         ahead: Tensor | None = None,
         ahead_counts: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Reveal a run of tokens (R, n), predicting each from those before it: logits (R, n, V).
+    ) -> tuple[Asked, Asked]:
+        """Reveal a run of tokens (R, n), predicting each from those before it.
 
-        The same pass predicts the positions `ahead` (R, K), each on its own, from the whole run: (R, K, V). A first
-        position that was asked for just before is not computed again: its logits are 0 here.
+        The same pass predicts the positions `ahead` (R, K), each on its own, from the whole run. A first position that
+        was asked for just before is not computed again, and has no prediction here.
         """
         before = self.lengths
         self.reveal(positions, tokens, counts)
         ahead = positions[:, :0] if ahead is None else ahead
-        hidden, row, column = self._ask(ahead, ahead_counts, torch.maximum(before, self.final))
-        run = (self.lengths - before)[row]  # of each row, before its questions
-        of_run = column < 0
+        asked = self._ask(ahead, ahead_counts, torch.maximum(before, self.final))
+        of_run = asked.column < 0
+        column = asked.column + (self.lengths - before)[asked.row]
         return (
-            self._logits(positions.shape, hidden[of_run], row[of_run], (column + run)[of_run]),
-            self._logits(ahead.shape, hidden[~of_run], row[~of_run], column[~of_run]),
+            Asked(asked.hidden[of_run], asked.row[of_run], column[of_run], asked.head),
+            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run], asked.head),
         )
-
-    def _logits(self, shape: torch.Size, hidden: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        """Apply the head and put its rows (P, V) in their places: (R, K, V)."""
-        logits = self.model.head(hidden)
-        if len(logits) == shape.numel():
-            return logits.view(*shape, -1)
-        return logits.new_zeros(*shape, logits.shape[-1]).index_put((row, column), logits)
 
     def score(self, positions: Tensor, tokens: Tensor, counts: Tensor | None = None) -> Tensor:
         """Log-probability of tokens (R, K) at positions (R, K), each on its own: (R, K), 0 beyond counts (R,)."""
-        hidden, row, column = self._ask(positions, counts, self.lengths)
-        wanted = tokens[row, column]
-        step = max(1, LOGITS // self.model.config.vocabulary)
-        found = [
-            -functional.cross_entropy(self.model.head(part).float(), wanted[start : start + step], reduction="none")
-            for start, part in ((start, hidden[start : start + step]) for start in range(0, len(hidden), step))
-        ]
+        asked = self.ask(positions, counts)
+        wanted = tokens[asked.row, asked.column]
         scores = torch.zeros(positions.shape, device=positions.device)
-        return scores.index_put((row, column), torch.cat(found)) if found else scores
+        for logits, part in asked.parts():
+            nats = functional.cross_entropy(logits.float(), wanted[part], reduction="none")
+            scores[asked.row[part], asked.column[part]] = -nats
+        return scores
 
     @torch.no_grad()
-    def _ask(self, positions: Tensor, counts: Tensor | None, since: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _ask(self, positions: Tensor, counts: Tensor | None, since: Tensor) -> Asked:
         """Run all slots not yet computed and one replica for each question.
 
-        Return what the head reads of the slots from `since` (R,) on, (P, C), with the row of each and the question it
-        belongs to, negative for slots before the questions.
+        Return what the head reads of the slots from `since` (R,) on; those before the questions have negative columns.
         """
         counts = torch.full_like(self.lengths, positions.shape[1]) if counts is None else counts
         slots = self._slots(positions, counts)
@@ -176,7 +192,8 @@ class Context:
         index = slots.index[row, column]
         wanted = index >= since[row]
         if not len(row):
-            return self.model.token_embedding.weight.new_zeros(0, self.model.config.width), row, column
+            nothing = self.model.token_embedding.weight.new_zeros(0, self.model.config.width)
+            return Asked(nothing, row, column, self.model.head)
         hidden = self.model.slots(
             slots.content[row, column][None],
             slots.own[row, column][None],
@@ -188,7 +205,7 @@ class Context:
         self.tokens_forwarded += len(row)
         self.final = self.lengths.clone()
         self.asked = positions.masked_fill(torch.arange(positions.shape[1]).to(counts) >= counts[:, None], -1)
-        return hidden, row[wanted], (index - self.lengths[row])[wanted]
+        return Asked(hidden, row[wanted], (index - self.lengths[row])[wanted], self.model.head)
 
     def _slots(self, positions: Tensor, counts: Tensor) -> _Slots:
         """Lay out the slots of a pass: those still to be computed, then the replicas."""

@@ -9,7 +9,7 @@ from anyorder.data.batches import generator_for, spread_chunks
 from anyorder.data.shards import Dataset
 from anyorder.data.tokenizer import END_OF_TEXT, SPACE, Tokenizer
 from anyorder.errors import InputError
-from anyorder.sampling.template import Template
+from anyorder.sampling.template import Blank, Template
 
 BLANKS, WORDS = 2, 3  # blanks in a text, words in a blank
 TRIES = 40  # stretches of text looked at for each passage
@@ -55,9 +55,10 @@ def _blank_words(tokens: Tensor, starts: list[int], generator: torch.Generator) 
     """Blank out BLANKS stretches of WORDS whole words, one in each equal part of the passage."""
     blanks = torch.zeros(len(tokens), dtype=torch.bool)
     part = len(starts) // BLANKS
-    firsts = []
+    spans = []
     for number in range(BLANKS):
         word = number * part + int(torch.randint(part - WORDS, (1,), generator=generator))
-        firsts.append(starts[word])
-        blanks[starts[word] : starts[word + WORDS]] = True
-    return Template(tokens.masked_fill(blanks, 0), blanks, tuple(firsts))
+        start, end = starts[word], starts[word + WORDS]
+        blanks[start:end] = True
+        spans.append((start, end - start, Blank((end - start,), after_space=True)))
+    return Template(tokens.masked_fill(blanks, 0), blanks, tuple(spans))
