@@ -1,13 +1,11 @@
 """What every benchmark writes beside its figures: the hardware and the commit."""
 
 import json
-import os
-import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
+from anyorder.bench.measure import machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -15,23 +13,11 @@ RESULTS = Path(__file__).parent / "results"
 def record(name: str, figures: dict[str, Any]) -> None:
     """Write benchmarks/results/NAME.json and print it."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
-    about = {
-        "commit": commit.stdout.strip() or "unknown",
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    about = {"commit": commit.stdout.strip() or "unknown", **machine()}
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({**about, **figures}, indent=1, ensure_ascii=False)
     (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     print(text)
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor()
 
 
 def check(figures: dict[str, Any], limits: dict[str, tuple[str, float]]) -> int:

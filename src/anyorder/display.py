@@ -179,6 +179,23 @@ def show_quality(found: dict[str, dict[str, Any]]) -> None:
     console.print(table)
 
 
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """Print rows of one kind as a table, a figure and its error together."""
+    table = Table(box=SIMPLE_HEAD)
+    names = [name for name in rows[0] if not name.endswith("_error")]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name), row.get(f"{name}_error")) for name in names))
+    console.print(table)
+
+
+def _cell(value: object, error: object) -> str:
+    if isinstance(value, float):
+        return _with_error(value, error, 3 if abs(value) < 100 else 0)
+    return "-" if value is None else str(value)
+
+
 def _visible(text: str) -> str:
     return _printable(text).replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\N{OPEN BOX}")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from anyorder import checkpoint
-from anyorder.commands.shared import Run, load_for, load_with_tokenizer
+from anyorder.commands.shared import Run, check_written, load_for, load_with_tokenizer
 from anyorder.data.batches import generator_for
 from anyorder.data.corpora import open_corpus
 from anyorder.data.shards import open_dataset
@@ -243,12 +243,6 @@ def quality(
         show_quality(found)
         if json_file is not None:
             write_text(json_file, json.dumps(found, indent=1) + "\n")
-
-
-def check_written(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written when all is done."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(f"--{option} {path} cannot be written; accepted: a file in a folder that exists")
 
 
 @contextmanager

@@ -36,3 +36,9 @@ def load_for(run: Path, dataset: Dataset, weights: Weights) -> tuple[Decoder, To
             f"{model.config.vocabulary}; accepted: data prepared with the model's tokenizer"
         )
     return model, dataset.tokenizer
+
+
+def check_written(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written when all is done."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError(f"--{option} {path} cannot be written; accepted: a file in a folder that exists")

@@ -76,7 +76,8 @@ class Layer(Injection):
 class AdaLN(Injection):
     """Shift, scale and gate every block by the target position: AO-GPT.
 
-    The modulation depends on the position alone, so it is computed once per position and gathered.
+    The modulation depends on the position alone, so it is computed once per position and gathered, or, where fewer
+    slots than positions want it, for those.
     """
 
     def __init__(self, shape: Shape, condition: int = 128):
@@ -87,8 +88,10 @@ class AdaLN(Injection):
         self.final_map = nn.Linear(condition, 2 * shape.width)
 
     def _gather(self, linear: nn.Module, target: Tensor, parts: int) -> tuple[Tensor, ...]:
+        if target.numel() < self.target_position_embedding.num_embeddings:
+            return linear(functional.silu(self.target_position_embedding(target))).chunk(parts, -1)  # each (B, n, C)
         table = linear(functional.silu(self.target_position_embedding.weight))  # (T, parts * C)
-        return functional.embedding(target, table).chunk(parts, -1)  # each (B, n, C)
+        return functional.embedding(target, table).chunk(parts, -1)
 
     def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._gather(self.block_maps[layer], target, 6)

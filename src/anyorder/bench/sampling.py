@@ -1,0 +1,96 @@
+"""Generation with the cache against an encoder that reads the whole text again for every token."""
+
+import statistics
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anyorder.bench.measure import Report, in_turn, measure_ceilings, median_ratio
+from anyorder.config import Precision, preset
+from anyorder.models.blocks import Attend
+from anyorder.models.decoder import Decoder
+from anyorder.orders import Random
+from anyorder.precision import cast_for_inference, pick_device, pick_precision
+from anyorder.sampling.fill import Manner, write
+from anyorder.sampling.writing import Writing
+
+
+def bench_sampling(
+    report: Report, shape: str = "small", precision: Precision = "auto", repeats: int = 3, encoder_passes: int = 4
+) -> dict[str, Any]:
+    """Write one text of all positions in as many steps, and time some of an encoder's passes in the same run.
+
+    The encoder has the same blocks with full attention; its time is that of one pass, times the steps.
+    """
+    config = preset(shape, 50257).model if shape in ("small", "medium") else preset(shape, 4096).model
+    generator = torch.Generator().manual_seed(0)
+    model = cast_for_inference(Decoder(config).initialise(generator).eval(), precision)
+    length = config.positions
+    order = Random().sample(1, length, generator)
+    halves: list[float] = []
+
+    def cached() -> None:
+        stamps = [time.perf_counter()]
+        for _ in write(_blank(model, generator), Manner(order)):
+            stamps.append(time.perf_counter())
+        middle = len(stamps) // 2
+        halves.append((stamps[-1] - stamps[middle]) / (stamps[middle] - stamps[0]))
+
+    def fewer_steps() -> None:
+        for _ in write(_blank(model, generator), Manner(order, steps=max(1, length // 4))):
+            pass
+
+    tokens = torch.randint(config.entries or config.vocabulary, (1, length), generator=generator).to(pick_device())
+
+    def encoder() -> None:
+        for step in range(encoder_passes):
+            _encoder_pass(model, tokens, int(order[0, step]))
+
+    ceilings = measure_ceilings()
+    encoder()  # warm
+    taken = in_turn({"cached": cached, "a quarter of the steps": fewer_steps, "encoder": encoder}, repeats, report)
+    per_pass = [seconds / encoder_passes for seconds in taken["encoder"]]
+    whole = [seconds * length for seconds in per_pass]
+    step = statistics.median(taken["a quarter of the steps"]) / max(1, length // 4)
+    weights = _weights_of_a_step(model)
+    return {
+        "shape": shape,
+        "precision": pick_precision(precision, pick_device()),
+        "positions": length,
+        **asdict(ceilings),
+        "seconds_cached": statistics.median(taken["cached"]),
+        "milliseconds_a_step": 1e3 * statistics.median(taken["cached"]) / length,
+        "seconds_of_an_encoder_pass": statistics.median(per_pass),
+        "encoder_passes_timed": encoder_passes * repeats,
+        "seconds_encoder_extrapolated": statistics.median(whole),
+        "times_faster_than_encoder": median_ratio(whole, taken["cached"]),
+        "second_half_over_first": statistics.median(halves),
+        f"milliseconds_a_step_at_{length // 4}_steps": 1e3 * step,
+        "megabytes_of_weights_a_step": weights / 1e6,
+        f"share_of_bandwidth_at_{length // 4}_steps": weights / step / 1e9 / ceilings.bandwidth_gb,
+    }
+
+
+def _blank(model: Decoder, generator: torch.Generator) -> Writing:
+    tokens = torch.zeros(1, model.config.positions, dtype=torch.long, device=pick_device())
+    return Writing(model, tokens, torch.ones_like(tokens, dtype=torch.bool), generator=generator)
+
+
+@torch.no_grad()
+def _encoder_pass(model: Decoder, tokens: Tensor, position: int) -> Tensor:
+    """Read a whole text with full attention, predict one position: (V,)."""
+    own = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1
+    attend: Attend = functional.scaled_dot_product_attention
+    hidden = model.slots(tokens, own, own - 1, lambda layer: attend)
+    return model.head(hidden[0, position])
+
+
+def _weights_of_a_step(model: Decoder) -> int:
+    """Count the bytes of the weights that a step reads: all but tables of which it takes a row."""
+    tables = {id(p) for part in model.modules() if isinstance(part, torch.nn.Embedding) for p in part.parameters()}
+    tables -= {id(model.head.weight)}
+    return sum(p.nbytes for p in model.parameters() if id(p) not in tables)
