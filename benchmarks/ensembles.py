@@ -19,7 +19,7 @@ from anyorder.data.batches import spread_chunks
 from anyorder.data.shards import open_dataset
 from anyorder.evaluation.ensemble import draw_places, insert, prefix_members
 from anyorder.evaluation.figures import Ensemble, PaperEnsemble, score
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.orders import Random
 from benchmarks.published_ensemble import Shuffle, ensemble_logprobs, random_shuffles
 from benchmarks.record import check, record
@@ -47,7 +47,7 @@ def main() -> int:
     return 1 if check(figures, LIMITS) else 0
 
 
-def prepare() -> tuple[Decoder, Tensor]:
+def prepare() -> tuple[LanguageModel, Tensor]:
     """Load the model and SCORED held-out sequences, making what is not there."""
     train = f"train demo --data {DATA} --out {RUN} --positions {LENGTH} --batch-size 16 --steps 500"
     for arguments in (f"prepare sotu --out {DATA} --tokenizer bpe:4096", train):
@@ -56,7 +56,7 @@ def prepare() -> tuple[Decoder, Tensor]:
     return model, spread_chunks(open_dataset(DATA).split("validation", LENGTH), LENGTH, SCORED)
 
 
-def same_numbers(model: Decoder, rows: Tensor, members: int = 4) -> float:
+def same_numbers(model: LanguageModel, rows: Tensor, members: int = 4) -> float:
     """Hand both the same permutations; return the largest difference of any log-probability."""
     generator = torch.Generator().manual_seed(0)
     order = Random().sample(len(rows), LENGTH, generator)
@@ -77,7 +77,7 @@ def inserted(order: Tensor, places: Tensor) -> Shuffle:
     return shuffle
 
 
-def timed(model: Decoder, rows: Tensor) -> dict[str, float]:
+def timed(model: LanguageModel, rows: Tensor) -> dict[str, float]:
     """Time the published loop and both modes in turn."""
     generator = torch.Generator().manual_seed(0)
     order = Random().sample(len(rows), LENGTH, generator)
@@ -105,7 +105,7 @@ def timed(model: Decoder, rows: Tensor) -> dict[str, float]:
     return {**{f"{name}_seconds": value for name, value in seconds.items()}, **ratios}
 
 
-def errors(model: Decoder, rows: Tensor) -> dict[str, float]:
+def errors(model: LanguageModel, rows: Tensor) -> dict[str, float]:
     """Score the same sequences in both modes; compare figures and standard errors."""
     found = {}
     for name, figure in (("paper", PaperEnsemble(MEMBERS)), ("fast", Ensemble(MEMBERS, CONTEXTS))):
@@ -124,7 +124,7 @@ def errors(model: Decoder, rows: Tensor) -> dict[str, float]:
     }
 
 
-def nats_of(figure: PaperEnsemble | Ensemble, model: Decoder, rows: Tensor, report: bool = False) -> Tensor:
+def nats_of(figure: PaperEnsemble | Ensemble, model: LanguageModel, rows: Tensor, report: bool = False) -> Tensor:
     batches = [([*range(start, start + len(part))], part) for start, part in numbered(rows)]
     parts = []
     for numbers, nats in score(figure, model, iter(batches), seed=0):

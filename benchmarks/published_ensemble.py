@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import anyorder as ao
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 
 Shuffle = Callable[[int, int], Tensor]  # step i, member j -> the prefix of i positions in another order, (B, i)
 
@@ -26,7 +26,7 @@ def random_shuffles(order: Tensor, generator: torch.Generator) -> Shuffle:
 
 
 @torch.no_grad()
-def ensemble_logprobs(model: Decoder, tokens: Tensor, order: Tensor, members: int, shuffle: Shuffle) -> Tensor:
+def ensemble_logprobs(model: LanguageModel, tokens: Tensor, order: Tensor, members: int, shuffle: Shuffle) -> Tensor:
     """Log-probability of every step of order (B, T) under each member: (B, M, T), the first member the order itself."""
     length = order.shape[1]
     first = -ao.order_nll(model, tokens, order)  # (B, T)

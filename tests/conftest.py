@@ -8,9 +8,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from anyorder.cli import main
 from anyorder.config import ModelConfig
@@ -19,10 +21,16 @@ from anyorder.data.corpora import open_corpus
 from anyorder.data.prepare import prepare
 from anyorder.data.shards import Dataset, open_dataset
 from anyorder.data.tokenizer import Tokenizer
-from anyorder.models.decoder import Decoder
+from anyorder.models.families import make_model
+from anyorder.models.model import LanguageModel
 
 GOLDEN = Path(__file__).parent / "golden"
 INJECTIONS = ("add", "layer", "adaln", "rotary", "add+rotary", "layer+rotary", "adaln+rotary")
+
+MODELS: tuple[dict[str, Any], ...] = (  # one of each family, with and without a rotation
+    *({"injection": injection} for injection in INJECTIONS),
+    *({"family": family, "injection": i} for family in ("two_stream", "encoder", "sedd") for i in ("none", "rotary")),
+)
 
 PLAIN = (
     "the of and to in we our people government congress nation year world peace war law great public "
@@ -82,12 +90,14 @@ def tokenizer(data: Dataset) -> Tokenizer:
 SMALL = ModelConfig(layers=2, heads=2, width=32, positions=16, vocabulary=64)
 
 
-def small_model(seed: int = 0, scale: float = 5.0, **changes: object) -> Decoder:
+def small_model(seed: int = 0, scale: float = 5.0, **changes: object) -> LanguageModel:
     """Make an untrained model whose weights are large enough that its predictions differ from slot to slot."""
     config = dataclasses.replace(SMALL, **changes)  # type: ignore[arg-type]
-    model = Decoder(config).initialise(generator_for(seed))
+    model = make_model(config).initialise(generator_for(seed))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if name.startswith("noise.") and name.endswith("weight"):  # of which some start at 0
+                nn.init.normal_(parameter, std=0.1, generator=generator_for(seed, name))
+            elif parameter.dim() > 1:
                 parameter.mul_(scale)
     return model.eval()

@@ -1,17 +1,22 @@
 """The cache: what it answers is what the model computes from nothing, however the context came about."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import anyorder as ao
 from anyorder.models.context import Context
-from tests.conftest import INJECTIONS, small_model
+from anyorder.models.encoder import Encoder
+from anyorder.models.families import open_context
+from anyorder.models.model import LanguageModel
+from tests.conftest import MODELS, small_model
 
 ROWS, LENGTH = 5, 16
 
 
-def uncached(model: torch.nn.Module, context: Context, position: Tensor) -> Tensor:
+def uncached(model: LanguageModel, context: Context, position: Tensor) -> Tensor:
     """Log-probabilities of what is asked of each row, from one whole pass a row: position (R, K) -> (R, K, V)."""
     rows = []
     for row, asked in enumerate(position.tolist()):
@@ -19,6 +24,10 @@ def uncached(model: torch.nn.Module, context: Context, position: Tensor) -> Tens
         revealed = context.positions[row, :known]
         tokens = torch.zeros(1, LENGTH, dtype=torch.long)
         tokens[0, revealed] = context.tokens[row, :known]
+        if isinstance(model, Encoder):
+            visible = torch.zeros(1, LENGTH, dtype=torch.bool).index_fill(1, revealed, True)
+            rows.append(model(tokens, visible)[0, asked])
+            continue
         rows.append(torch.stack([model(tokens, torch.cat((revealed, torch.tensor([p])))[None])[0, -1] for p in asked]))
     return torch.stack(rows).log_softmax(-1)
 
@@ -33,12 +42,12 @@ def open_positions(context: Context, count: int, generator: torch.Generator) -> 
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("injection", INJECTIONS)
+@pytest.mark.parametrize("changes", MODELS, ids=str)
 @torch.no_grad()
-def test_cached_equals_uncached_through_ragged_reveals_questions_and_rollbacks(injection: str) -> None:
-    model = small_model(injection=injection)
+def test_cached_equals_uncached_through_ragged_reveals_questions_and_rollbacks(changes: dict[str, Any]) -> None:
+    model = small_model(**changes)
     generator = torch.Generator().manual_seed(0)
-    context = Context(model, ROWS, LENGTH)
+    context = open_context(model, ROWS, LENGTH)
     worst, questions = 0.0, 0
     for _ in range(40):
         room = LENGTH - int(context.lengths.max())
@@ -63,11 +72,38 @@ def test_cached_equals_uncached_through_ragged_reveals_questions_and_rollbacks(i
     assert worst < 1e-5
 
 
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+@torch.no_grad()
+def test_a_chain_scores_what_is_asked_one_by_one_and_looks_ahead(changes: dict[str, Any]) -> None:
+    """Ragged runs, with and without questions behind them, against one question at a time."""
+    model = small_model(**changes)
+    generator = torch.Generator().manual_seed(2)
+    context = open_context(model, ROWS, LENGTH)
+    slow = open_context(model, ROWS, LENGTH)
+    for counts, ahead_counts in (((3, 0, 2, 1, 4), (2, 1, 0, 3, 1)), ((0, 2, 1, 3, 1), (1, 0, 3, 2, 0))):
+        positions = open_positions(context, 7, generator)
+        run, ahead = positions[:, :4], positions[:, 4:]
+        tokens = torch.randint(64, run.shape, generator=generator)
+        of_run, of_ahead = context.chain(run, tokens, torch.tensor(counts), ahead, torch.tensor(ahead_counts))
+        found = of_run.table(run.shape).log_softmax(-1)
+        for column in range(4):
+            one = (torch.tensor(counts) > column).long()
+            expected = uncached(model, slow, run[:, column : column + 1])[:, 0]
+            active = one.bool()
+            assert torch.allclose(found[active, column], expected[active], atol=1e-5)
+            slow.reveal(run[:, column : column + 1], tokens[:, column : column + 1], one)
+        expected = uncached(model, slow, ahead)
+        looked = of_ahead.table(ahead.shape).log_softmax(-1)
+        for row, count in enumerate(ahead_counts):
+            assert torch.allclose(looked[row, :count], expected[row, :count], atol=1e-5)
+        assert torch.equal(context.lengths, slow.lengths)
+
+
 @torch.no_grad()
 def test_ragged_questions_are_answered_where_they_are_asked() -> None:
     model = small_model()
     generator = torch.Generator().manual_seed(1)
-    context = Context(model, ROWS, LENGTH)
+    context = open_context(model, ROWS, LENGTH)
     context.reveal(open_positions(context, 6, generator), torch.randint(64, (ROWS, 6), generator=generator))
     asked, counts = open_positions(context, 4, generator), torch.tensor([4, 0, 1, 3, 2])
     logits = context.marginals(asked, counts)
@@ -81,7 +117,7 @@ def test_ragged_questions_are_answered_where_they_are_asked() -> None:
 def test_only_what_is_new_is_computed() -> None:
     """The lazy newest slot: a step computes the slot of the last token with its question, and nothing twice."""
     model = small_model()
-    context = Context(model, 2, LENGTH)
+    context = open_context(model, 2, LENGTH)
     order = torch.stack([torch.randperm(LENGTH, generator=torch.Generator().manual_seed(s)) for s in range(2)])
     for step in range(LENGTH):
         context.marginals(order[:, step : step + 1])
@@ -93,7 +129,7 @@ def test_only_what_is_new_is_computed() -> None:
 @torch.no_grad()
 def test_a_left_to_right_model_refuses_other_questions() -> None:
     model = small_model(injection="none")
-    context = Context(model, 1, LENGTH)
+    context = open_context(model, 1, LENGTH)
     context.marginals(torch.tensor([[0]]))
     context.reveal(torch.tensor([[0]]), torch.tensor([[5]]))
     with pytest.raises(ao.InputError, match="left to right only"):
@@ -102,8 +138,8 @@ def test_a_left_to_right_model_refuses_other_questions() -> None:
 
 def test_more_than_the_text_holds_is_refused() -> None:
     with pytest.raises(ao.InputError, match="accepted: 1 to 16"):
-        Context(small_model(), 1, 17)
-    context = Context(small_model(), 1, 4)
+        open_context(small_model(), 1, 17)
+    context = open_context(small_model(), 1, 4)
     context.reveal(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ao.InputError, match="more than the 4 positions"):
         context.reveal(torch.tensor([[0]]), torch.tensor([[0]]))

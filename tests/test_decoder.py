@@ -64,6 +64,7 @@ def test_rotary_alone_sees_only_the_distance_from_content_to_target() -> None:
         (query_cosine, query_sine), (key_cosine, key_sine) = rotation
         distances.append(query_cosine * key_cosine + query_sine * key_sine)  # cos(query angle - key angle)
     assert torch.allclose(distances[0], distances[1], atol=1e-6)
+    assert isinstance(model, Decoder)
     model.start_embedding.zero_()  # a start slot of zeros has no content to be near or far
     model.blocks[0].attention.qkv.bias.zero_()  # type: ignore[union-attr, operator]
     here, there = (model(t, torch.tensor([o]))[0, -1] for t, o in ((tokens, [3, 5, 9]), (moved, [5, 7, 11])))

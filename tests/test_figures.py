@@ -20,7 +20,7 @@ from anyorder.evaluation.ensemble import (
     prefix_members,
 )
 from anyorder.evaluation.figures import AlongOrders, Ensemble, Figure, PaperEnsemble, masked_bound, score
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from tests.conftest import small_model
 
 N, V = 4, 3
@@ -29,7 +29,7 @@ PERMUTATIONS = torch.tensor(list(itertools.permutations(range(N))))
 Sets = list[tuple[tuple[int, ...], int]]
 
 
-def model_of(injection: str = "rotary") -> Decoder:
+def model_of(injection: str = "rotary") -> LanguageModel:
     return small_model(scale=12.0, positions=N, vocabulary=V, injection=injection)
 
 

@@ -27,7 +27,7 @@ def texts() -> dict[str, Blocks]:
     return {"one": contiguous([tokens(100), tokens(90, 1)], 16), "two": contiguous([tokens(37, 2)], 16)}
 
 
-FIGURES = choose_figures(True, random_orders=2, along=("right_to_left",), ensemble=4, contexts=3, bound=True)
+FIGURES = choose_figures(small_model(), random_orders=2, along=("right_to_left",), ensemble=4, contexts=3, bound=True)
 
 
 def scored(**changes: Any) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_all_that_is_asked_for_is_reported() -> None:
 
 @pytest.mark.parametrize("mode", ["fast", "paper"])
 def test_the_batch_size_changes_nothing(mode: Any) -> None:
-    figures = choose_figures(True, 2, ("fixed(3)",), 4, mode, 3, True)
+    figures = choose_figures(small_model(), 2, ("fixed(3)",), 4, mode, 3, True)
     reports = [list(evaluate(small_model(), texts(), figures, None, 0, size)) for size in (1, 3, 8)]
     for other in reports[1:]:
         close(reports[0], other)
@@ -167,10 +167,10 @@ def test_bad_values() -> None:
         ({"along": ("sideways",)}, "accepted: left_to_right"),
     ):
         with pytest.raises(ao.InputError, match=said):
-            choose_figures(True, **arguments)
+            choose_figures(small_model(), **arguments)
     with pytest.raises(ao.InputError, match="reads in any order"):
-        choose_figures(False, ensemble=4)
-    assert [figure.name for figure in choose_figures(False)] == ["left to right"]
+        choose_figures(small_model(injection="none"), ensemble=4)
+    assert [figure.name for figure in choose_figures(small_model(injection="none"))] == ["left to right"]
     with pytest.raises(ao.InputError, match="batch size is 0"):
         scored(batch_size=0)
 

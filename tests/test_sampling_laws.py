@@ -182,3 +182,33 @@ def test_the_test_tells_approximate_samplers_apart(way: Callable[[], ao.Written]
         fair = ao.generate(MODEL, COUNT, 4, "random", generator=seeded())
         assert misfit(fair.tokens, law) < 4
     assert misfit(out.tokens, law) > 10
+
+
+@pytest.mark.parametrize("family", ["encoder", "two_stream", "sedd"])
+@torch.no_grad()
+def test_other_families_have_their_enumerated_law(family: str) -> None:
+    """One token a time in a random order, which of an encoder is first-hitting; along one order; and speculation."""
+    model = small_model(family=family, positions=4, vocabulary=3, scale=7.0)
+
+    def law_of(order: tuple[int, ...]) -> Tensor:
+        logits = model.along(TEXTS, torch.tensor([order]).expand(81, 4)).log_softmax(-1)
+        return logits.gather(2, TEXTS[:, list(order)][..., None])[..., 0].double().sum(1).exp()
+
+    every = torch.stack([law_of(order) for order in itertools.permutations(range(4))]).mean(0)
+    assert misfit(ao.generate(model, COUNT, 4, "random", generator=seeded()).tokens, every) < 4
+    along = law_of((2, 0, 3, 1))
+    for exact in (False, True):
+        out = ao.generate(model, COUNT, 4, ORDER.expand(COUNT, 4), exact=exact, generator=seeded())
+        assert misfit(out.tokens, along) < 4
+    if family == "encoder":  # ancestral, in so many steps that two tokens rarely fall into one
+        out = ao.generate(model, COUNT, 4, "random", steps=400, schedule="ancestral", generator=seeded())
+        assert misfit(out.tokens, every) < 4
+        few = ao.generate(model, COUNT, 4, "random", steps=2, schedule="ancestral", generator=seeded())
+        assert misfit(few.tokens, every) > 10
+
+
+@torch.no_grad()
+def test_ancestral_sampling_asks_nothing_when_nothing_changes() -> None:
+    model = small_model(family="encoder", positions=4, vocabulary=3)
+    out = ao.generate(model, 1, 4, "random", steps=100_000, schedule="ancestral", generator=seeded())
+    assert out.forward_passes <= 4

@@ -26,7 +26,8 @@ from anyorder.config import ModelConfig, TrainingConfig, from_json, to_json
 from anyorder.data.tokenizer import Tokenizer, load_tokenizer
 from anyorder.errors import InputError
 from anyorder.files import file_sha256, new_folder, remove_leftovers, sync, write_text
-from anyorder.models.decoder import Decoder
+from anyorder.models.families import make_model
+from anyorder.models.model import LanguageModel
 
 Weights = Literal["ema", "raw"]
 OWN = (  # what a killed process may leave of a run that it was making
@@ -232,7 +233,7 @@ def load_optimizer(folder: Path, state: dict[str, Tensor]) -> None:
         tensor.copy_(loaded[name])
 
 
-def load_run(run: Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer | None]:
+def load_run(run: Path, weights: Weights = "ema") -> tuple[LanguageModel, Tokenizer | None]:
     """Load the newest whole checkpoint of a run."""
     config = read_run(run)
     tokenizer = run_tokenizer(run, config)
@@ -243,7 +244,7 @@ def load_run(run: Path, weights: Weights = "ema") -> tuple[Decoder, Tokenizer | 
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     if from_json(ModelConfig, about["model"], f"{folder}/about.json (model)") != config.model:
         raise InputError(f"{run}/config.json describes another model than {folder} was saved from; {ACCEPTED}")
-    model = Decoder(config.model)
+    model = make_model(config.model)
     load_weights(model, folder, weights)
     return model.eval(), tokenizer
 

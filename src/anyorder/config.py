@@ -14,6 +14,9 @@ LARGE = 10**9  # no count of anything here reaches it
 Precision = Literal["auto", "bf16", "fp32"]  # of matrix products; "auto" is bf16 where the device has it
 
 
+Family = Literal["decoder", "two_stream", "encoder", "sedd"]
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a model. `injection` is how a slot learns its target: see models/injection.py."""
@@ -30,7 +33,8 @@ class ModelConfig:
     tied_head: bool = False
     gate_start: float = 0.0  # `adaln` only: 0 as published, 1 passes every block's output through from the start
     rotary_base: float = 100.0  # `rotary` only
-    family: Literal["decoder"] = "decoder"
+    family: Family = "decoder"
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"  # the latter is GPT-2's
     entries: int = 0  # how many of the vocabulary occur in text, the rest is padding and never written; 0: all
 
     def __post_init__(self) -> None:
@@ -43,6 +47,11 @@ class ModelConfig:
             raise InputError(
                 f"rotary_base is {self.rotary_base} and gate_start {self.gate_start}; "
                 "accepted: a finite base above 0 and a finite start"
+            )
+        if self.family != "decoder" and self.injection not in ("none", "rotary"):
+            raise InputError(
+                f"family {self.family} was given with injection {self.injection}, and only a decoder's slots need to "
+                "be told their target; accepted: --injection none or rotary"
             )
         if self.width % (2 * self.heads):
             raise InputError(
@@ -75,6 +84,7 @@ class TrainingConfig:
     validate_every: int = 500
     validation_sequences: int = 64
     keep: int = 2  # checkpoints that stay; two, so that one that rots leaves another
+    start: str = ""  # the hash of the weights that training began with, if they were not drawn
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_size", "micro_batches", "checkpoint_every", "validate_every", "validation_sequences")

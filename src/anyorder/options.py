@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from anyorder import orders
-from anyorder.config import Precision, Preset
+from anyorder.config import Family, Precision, Preset
 from anyorder.errors import InputError
 from anyorder.sampling.fill import Manner
 from anyorder.sampling.filters import Filters, parse_temperature
+from anyorder.sampling.schedules import Schedule
 
 
 def _of(metavar: str) -> Any:
@@ -25,8 +26,8 @@ class Overrides:
     """Order distribution, such as random or mix(0.9*random, 0.1*left_to_right)."""
     injection: Annotated[str | None, _of("TEXT")] = None
     """How a slot learns its target: none, add, layer, adaln, rotary, or several joined by +."""
-    family: Annotated[Literal["decoder"] | None, _of("decoder")] = None
-    """Family of models."""
+    family: Annotated[Family | None, _of("{decoder,two_stream,encoder,sedd}")] = None
+    """Family of models: decoder (GPT), two_stream (XLNet), encoder (MDLM/RADD), sedd."""
     steps: Annotated[int | None, _of("INT")] = None
     """Number of optimizer steps."""
     batch_size: Annotated[int | None, _of("INT")] = None
@@ -103,8 +104,9 @@ class Ways:
 
     steps: int | None = None
     """Write in so many steps, several tokens at once; without it one token a step."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """How many tokens each of the steps writes: as many in each, or few at first."""
+    schedule: Schedule = "linear"
+    """Tokens of each step: linear, as many in each; cosine, few at first; ancestral, each in a step of its own at
+    random (masked diffusion); euler or tweedie, SEDD's own."""
     exact: bool = False
     """Write several tokens a pass and still sample from the model's own law (speculative)."""
     draft: int = 0

@@ -267,6 +267,19 @@ def _real(text: str) -> float:
     return value
 
 
+def is_uniform(distribution: OrderDistribution) -> bool:
+    """Tell whether every permutation is equally likely, whatever the progress of training."""
+    match distribution:
+        case Random():
+            return True
+        case Mix():
+            used = [part for weight, part in zip(distribution.weights, distribution.parts, strict=True) if weight > 0]
+            return all(is_uniform(part) for part in used)
+        case Anneal():
+            return is_uniform(distribution.first) and is_uniform(distribution.last)
+    return False
+
+
 def ranks(order: Tensor) -> Tensor:
     """Say when each position is revealed: (B, T) -> (B, T), the inverse permutation."""
     return order.argsort(1)

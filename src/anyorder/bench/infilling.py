@@ -11,8 +11,8 @@ from anyorder.bench.measure import Report
 from anyorder.data.batches import generator_for, spread_chunks
 from anyorder.data.shards import Dataset
 from anyorder.evaluation.conditional import logprob
-from anyorder.models.context import Context
-from anyorder.models.decoder import Decoder
+from anyorder.models.families import open_context
+from anyorder.models.model import LanguageModel
 from anyorder.sampling.fill import fill
 
 ORDERS = ("left_to_right", "random", "margin")
@@ -31,7 +31,7 @@ def patterns(tokens: Tensor) -> dict[str, Tensor]:
     }
 
 
-def bench_infilling(model: Decoder, data: Dataset, report: Report, texts: int = 128) -> list[dict[str, Any]]:
+def bench_infilling(model: LanguageModel, data: Dataset, report: Report, texts: int = 128) -> list[dict[str, Any]]:
     """Fill greedily and score the true tokens, pattern by pattern and way by way."""
     length = model.config.positions
     tokens = spread_chunks(data.split("validation", length), length, texts)
@@ -53,7 +53,7 @@ def bench_infilling(model: Decoder, data: Dataset, report: Report, texts: int = 
     return found
 
 
-def _ways(model: Decoder, tokens: Tensor, blanks: Tensor) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+def _ways(model: LanguageModel, tokens: Tensor, blanks: Tensor) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yield each way, what it writes greedily, and its log-probabilities of the truth where its order is fixed."""
     everything = torch.ones_like(blanks)
     scores = logprob(model, tokens, everything, ~everything)
@@ -67,9 +67,9 @@ def _ways(model: Decoder, tokens: Tensor, blanks: Tensor) -> Iterator[tuple[str,
 
 
 @torch.no_grad()
-def _from_the_left(model: Decoder, tokens: Tensor, blanks: Tensor) -> Tensor:
+def _from_the_left(model: LanguageModel, tokens: Tensor, blanks: Tensor) -> Tensor:
     """Write blanks greedily left to right; what is known is read when it is reached, not before."""
-    context = Context(model, *tokens.shape)
+    context = open_context(model, *tokens.shape)
     written = tokens.clone()
     for position in range(tokens.shape[1]):
         place = torch.full((len(tokens), 1), position)

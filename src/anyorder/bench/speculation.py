@@ -8,7 +8,7 @@ from torch import Tensor
 from anyorder.bench.measure import Report
 from anyorder.data.batches import generator_for, spread_chunks
 from anyorder.data.shards import Dataset
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.sampling.fill import Written, fill
 
 ORDERS = ("left_to_right", "right_to_left", "random", "across_blocks(8)")
@@ -16,7 +16,7 @@ DRAFTS = (1, 2, 3, 4, 6, 8, 0)  # 0: their number adapts
 
 
 def bench_speculation(
-    model: Decoder, data: Dataset, report: Report, texts: int = 64, share: float = 0.5
+    model: LanguageModel, data: Dataset, report: Report, texts: int = 64, share: float = 0.5
 ) -> list[dict[str, Any]]:
     """Blank a random share of held-out chunks, and fill them by each order and number of drafts."""
     length = model.config.positions

@@ -27,7 +27,7 @@ from anyorder.evaluation.zero_shot import Convention, read_set
 from anyorder.evaluation.zero_shot import choose as choose_sets
 from anyorder.files import write_text
 from anyorder.integrations.judge import load_judge
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.orders import parse as parse_order
 from anyorder.plots import demand_matplotlib, draw_ensembles
 from anyorder.precision import Precision
@@ -102,7 +102,7 @@ def evaluate(
         parse_order(text)  # before the work of loading
     rank, _ = rank_and_count()
     model, tokenizer, texts = _texts_to_score(run, weights, data, chosen, files, convention)
-    figures = choose_figures(model.any_order, orders, tuple(order), ensemble, mode, contexts, bound)
+    figures = choose_figures(model, orders, tuple(order), ensemble, mode, contexts, bound)
     sizes = tokenizer.byte_lengths()
     found = []
     with going_on(), counting_progress(rank == 0) as report:
@@ -129,7 +129,7 @@ def _texts_to_score(
     sets: tuple[str, ...],
     files: dict[str, Path],
     convention: Convention,
-) -> tuple[Decoder, Tokenizer, dict[str, Blocks]]:
+) -> tuple[LanguageModel, Tokenizer, dict[str, Blocks]]:
     """Load a model, its tokenizer, and what it is to score."""
     if data is not None:
         dataset = open_dataset(data)

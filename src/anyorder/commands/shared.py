@@ -10,19 +10,19 @@ from anyorder.data.shards import Dataset
 from anyorder.data.tokenizer import Tokenizer
 from anyorder.errors import InputError
 from anyorder.loading import load
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 
 Run = Annotated[Positional[Path], arg(metavar="RUN")]
 
 
-def load_with_tokenizer(run: Path, weights: Weights) -> tuple[Decoder, Tokenizer]:
+def load_with_tokenizer(run: Path, weights: Weights) -> tuple[LanguageModel, Tokenizer]:
     model, tokenizer = load(run, weights)
     if tokenizer is None:
         raise InputError(f"{run} has no tokenizer; accepted: a run with one (anyorder import --tokenizer adds it)")
     return model, tokenizer
 
 
-def load_for(run: Path, dataset: Dataset, weights: Weights) -> tuple[Decoder, Tokenizer]:
+def load_for(run: Path, dataset: Dataset, weights: Weights) -> tuple[LanguageModel, Tokenizer]:
     """Load a model and make sure that the data speak its language."""
     model, tokenizer = load(run, weights)
     if tokenizer is not None and tokenizer.sha256 != dataset.tokenizer_sha256:

@@ -1,5 +1,6 @@
 """prepare, train and import: from text to a run."""
 
+import dataclasses
 import shutil
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from anyorder import checkpoint
-from anyorder.config import preset
+from anyorder.config import Preset, preset
 from anyorder.data.corpora import open_corpus
 from anyorder.data.prepare import prepare as prepare_data
 from anyorder.data.shards import open_dataset
@@ -20,10 +21,11 @@ from anyorder.data.tokenizer import load_tokenizer
 from anyorder.display import console, preparation_progress, show_training
 from anyorder.errors import InputError
 from anyorder.files import write_text
-from anyorder.integrations.published import read_published
-from anyorder.loading import tokenizer_for
+from anyorder.integrations.gpt2 import fetch_gpt2
+from anyorder.loading import load, read_foreign
 from anyorder.options import Overrides
 from anyorder.training.loop import train as train_events
+from anyorder.training.warm import warm_start, weights_sha256
 
 
 def prepare(
@@ -66,6 +68,7 @@ def train(
     /,
     data: Path,
     out: Path,
+    start: Path | None = None,
     overrides: tyro.conf.OmitArgPrefixes[Overrides] = Overrides(),  # noqa: B008 - it is frozen
 ) -> None:
     """Train a model; go on by itself where OUT is a run that was stopped, Ctrl-C included.
@@ -74,28 +77,43 @@ def train(
         preset_name: tiny or demo (minutes on a CPU), small or medium (the published AO-GPT).
         data: A folder that anyorder prepare wrote.
         out: The run's folder: config.json, tokenizer.json, metrics.jsonl, checkpoints.
+        start: Begin with the weights of this left-to-right run or GPT-2, whose shape the model takes; the injection
+            (--injection adaln) begins as the identity, so that at step 0 nothing has changed left to right.
     """
     dataset = open_dataset(data)
     chosen = overrides.apply(preset(preset_name, dataset.tokenizer.vocabulary))
+    first = None
+    if start is not None:
+        donor, tokenizer = load(start)
+        if tokenizer is not None and tokenizer.sha256 != dataset.tokenizer_sha256:
+            raise InputError(
+                f"{data} was prepared with another tokenizer than {start} was trained with; "
+                "accepted: data prepared with the same"
+            )
+        first = warm_start(donor, chosen.model)
+        training = dataclasses.replace(chosen.training, start=weights_sha256(donor))
+        chosen = Preset(first.config, training)
     config = checkpoint.RunConfig(
         preset_name, chosen.model, chosen.training, dataset.tokenizer_sha256, dataset.content_sha256
     )
     with _stop_on_signal() as stopped:
-        show_training(train_events(out, config, dataset, lambda: bool(stopped)), str(out))
+        show_training(train_events(out, config, dataset, lambda: bool(stopped), first), str(out))
 
 
 def import_(
-    source: Annotated[Positional[Path], arg(metavar="CHECKPOINT.pt")], /, out: Path, tokenizer: Path | None = None
+    source: Annotated[Positional[Path], arg(metavar="SOURCE")], /, out: Path, tokenizer: Path | None = None
 ) -> None:
-    """Turn a published AO-GPT or sigma-GPT checkpoint into a run that the other commands read.
+    """Turn a published AO-GPT or sigma-GPT checkpoint, or a GPT-2, into a run that the other commands read.
 
     Args:
-        source: The published training checkpoint.
+        source: The published training checkpoint; or the folder of a GPT-2 in the Hugging Face layout, or its hub name.
         out: The run's folder, which must not exist.
         tokenizer: A tokenizer.json to go with it; without one, GPT-2's where vocabulary and installation allow.
     """
-    published = read_published(source)
-    given = load_tokenizer(tokenizer) if tokenizer is not None else tokenizer_for(published)
+    found = source if source.exists() or source.suffix == ".pt" else fetch_gpt2(str(source))
+    published, given = read_foreign(found)
+    if tokenizer is not None:
+        given = load_tokenizer(tokenizer)
     if given is not None and given.vocabulary > published.config.vocabulary:
         raise InputError(
             f"the tokenizer has {given.vocabulary} entries and the model {published.config.vocabulary}; "

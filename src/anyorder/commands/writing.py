@@ -18,7 +18,7 @@ from anyorder.data.shards import open_dataset
 from anyorder.data.tokenizer import Tokenizer
 from anyorder.display import Watch, counting_progress, show_filled, show_sample
 from anyorder.errors import InputError
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.options import Ways
 from anyorder.precision import Precision, cast_for_inference
 from anyorder.sampling.constraints import from_mask
@@ -163,7 +163,7 @@ def _check_counts(**counts: int) -> None:
 
 
 def _between(
-    model: Decoder, tokenizer: Tokenizer, prefix: str, suffix: str, length: int | None
+    model: LanguageModel, tokenizer: Tokenizer, prefix: str, suffix: str, length: int | None
 ) -> tuple[Tensor, Tensor]:
     """Lay out a text that is blank between prefix and suffix: tokens and blanks, each (T,)."""
     before, after = tokenizer.encode(prefix), tokenizer.encode(suffix)

@@ -2,16 +2,17 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from anyorder import orders
 from anyorder.errors import InputError
-from anyorder.models.decoder import Decoder
+from anyorder.models.context import Asked, Context
+from anyorder.models.families import open_context
+from anyorder.models.model import LanguageModel
 
 
 @torch.no_grad()
 def logprob(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Tensor,
     query: Tensor,
     given: Tensor,
@@ -24,13 +25,9 @@ def logprob(
     `query` and `given` are disjoint bool masks (B, T), of another pattern in each row if need be; positions in neither
     are not read. The given part is read left to right, then the query in `order`, all in one pass.
     """
-    whole = query_order(tokens, query, given, order, generator)
-    logits, asked = conditional_logits(model, tokens, query, given, whole)
-    found = -functional.cross_entropy(
-        logits.float().transpose(1, 2), tokens.gather(1, asked), reduction="none"
-    )  # (B, n), of which the query's count
-    scores = torch.zeros(tokens.shape, device=tokens.device).scatter(1, asked, found)
-    return scores.masked_fill(~query, 0.0)
+    asked, positions, context = read_conditional(model, tokens, query, given, order, generator)
+    found = context.log_probabilities(asked, tokens.gather(1, positions))
+    return torch.zeros(tokens.shape, device=tokens.device).scatter_add(1, positions, found)
 
 
 def query_order(
@@ -63,18 +60,28 @@ def query_order(
     return orders.grouped(group, torch.where(query, orders.ranks(drawn), natural))
 
 
-def conditional_logits(
-    model: Decoder, tokens: Tensor, query: Tensor, given: Tensor, whole: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Predict the query in one pass: logits (B, n, V) and the positions they are for (B, n), row by row.
+def read_conditional(
+    model: LanguageModel,
+    tokens: Tensor,
+    query: Tensor,
+    given: Tensor,
+    order: str | Tensor = "left_to_right",
+    generator: torch.Generator | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Asked, Tensor, Context]:
+    """Read the given part, then the query as a chain: its predictions, and the positions (B, n) they are for.
 
-    Rows with a shorter query than others are filled up with positions that do not count.
+    Of row r the first query[r].sum() count; the positions behind them are repetitions, with no prediction. `lengths`
+    (B,) says how long each text is, where they differ.
     """
+    whole = query_order(tokens, query, given, order, generator)
+    model.check_text(tokens)
     first, count = given.sum(1), query.sum(1)  # (B,)
-    width = int(count.max())
-    slot = (first[:, None] + torch.arange(width, device=tokens.device)).clamp(max=tokens.shape[1] - 1)  # (B, n)
-    # a slot beyond a row's own query belongs to its last one again: no other prediction than those asked for is made
-    slot = torch.minimum(slot, (first + count - 1)[:, None])
-    hidden = model.hidden(tokens, whole[:, : int((first + count).max())])
-    picked = hidden.gather(1, slot[..., None].expand(-1, -1, hidden.shape[-1]))
-    return model.head(picked), whole.gather(1, slot)
+    batch, length = tokens.shape
+    context = open_context(model, batch, length, lengths)
+    before = whole[:, : int(first.max())]
+    context.reveal(before, tokens.gather(1, before), first)
+    column = first[:, None] + torch.arange(int(count.max()), device=tokens.device)
+    positions = whole.gather(1, torch.minimum(column, (first + count - 1)[:, None]))
+    asked, _ = context.chain(positions, tokens.gather(1, positions), count)
+    return asked, positions, context

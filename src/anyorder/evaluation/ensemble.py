@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from anyorder.models.context import Context
-from anyorder.models.decoder import Decoder
+from anyorder.models.families import open_context
+from anyorder.models.model import LanguageModel
 
 SLOTS = 2**14  # slots that one pass may hold
 CACHE = 2**29  # bytes that a cache may hold
@@ -49,7 +49,7 @@ def insert(permutation: Tensor, place: Tensor, item: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def prefix_members(model: Decoder, tokens: Tensor, order: Tensor, places: Tensor) -> Tensor:
+def prefix_members(model: LanguageModel, tokens: Tensor, order: Tensor, places: Tensor) -> Tensor:
     """Log-probability of each step of order (B, T) under shuffled prefixes: places (B, M, T) -> (B, M, T).
 
     A member's next context is its last one with the new token put in at `places`: what stands before that is cached.
@@ -63,10 +63,10 @@ def prefix_members(model: Decoder, tokens: Tensor, order: Tensor, places: Tensor
     return torch.cat(found).view(batch, members, length)
 
 
-def _follow(model: Decoder, tokens: Tensor, order: Tensor, places: Tensor) -> Tensor:
+def _follow(model: LanguageModel, tokens: Tensor, order: Tensor, places: Tensor) -> Tensor:
     """Score every step of order (R, T), one shuffled prefix a row: (R, T)."""
     length = order.shape[1]
-    context = Context(model, len(order), length)
+    context = open_context(model, len(order), length)
     found = []
     for step in range(length):
         target = order[:, step : step + 1]
@@ -96,7 +96,7 @@ def draw_contexts(contexts: int, members: int, length: int, generator: torch.Gen
 
 
 @torch.no_grad()
-def context_members(model: Decoder, tokens: Tensor, sizes: Tensor, orders: Tensor) -> Tensor:
+def context_members(model: LanguageModel, tokens: Tensor, sizes: Tensor, orders: Tensor) -> Tensor:
     """Score all that is outside each context: tokens (B, T), sizes (B, K), orders (B, K, M, T) -> (B, K, M, T).
 
     Entry j belongs to position orders[..., sizes + j]; beyond T - sizes entries are 0.
@@ -108,7 +108,7 @@ def context_members(model: Decoder, tokens: Tensor, sizes: Tensor, orders: Tenso
     found = []
     for start in range(0, len(row), step):
         order, revealed, its = flat[start : start + step], size[start : start + step], tokens[row[start : start + step]]
-        context = Context(model, len(order), length)
+        context = open_context(model, len(order), length)
         context.reveal(order, its.gather(1, order), revealed)
         outside = (revealed[:, None] + torch.arange(length, device=order.device)).clamp(max=length - 1)
         targets = order.gather(1, outside)  # (R, T), of which the first T - revealed count

@@ -19,8 +19,9 @@ from anyorder.evaluation.ensemble import (
     powers,
     prefix_members,
 )
-from anyorder.models.decoder import Decoder
-from anyorder.objectives import Model, order_nll
+from anyorder.models.encoder import Encoder
+from anyorder.models.model import LanguageModel
+from anyorder.objectives import draw_hidden, order_nll, score_entropy, stratified
 
 Mode = Literal["fast", "paper"]
 NEEDS_ANY_ORDER = (
@@ -42,14 +43,14 @@ class Figure(Protocol):
         """Say about how many slots the model computes for a sequence, to foresee the time."""
         ...
 
-    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Score tokens (B, T), one generator a row: nats of whole sequences (B, columns), in float64."""
         ...
 
 
 def score(
     figure: Figure,
-    model: Model,
+    model: LanguageModel,
     batches: Iterator[tuple[list[int], Tensor]],
     seed: int,
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -72,6 +73,7 @@ class AlongOrders:
     name: str
     distribution: orders.OrderDistribution
     repeats: int = 1
+    rereads: bool = False  # an encoder reads the text again for every step
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -80,9 +82,9 @@ class AlongOrders:
         return f"{self.name}, {self.repeats} orders", f"{self.name}, mixture of {self.repeats}"
 
     def slots(self, length: int) -> int:
-        return self.repeats * length
+        return self.repeats * length * (length if self.rereads else 1)
 
-    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         found = []
         for _ in range(self.repeats):
             drawn = [self.distribution.sample(1, tokens.shape[1], generator, 1.0) for generator in generators]
@@ -109,11 +111,11 @@ class Ensemble:
     def slots(self, length: int) -> int:
         return self.members * min(self.contexts, length) * length
 
-    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         length = tokens.shape[1]
         drawn = [draw_contexts(min(self.contexts, length), self.members, length, generator) for generator in generators]
         sizes, its_orders = (torch.stack(part).to(tokens.device) for part in zip(*drawn, strict=True))
-        logprobs = context_members(_decoder(model), tokens, sizes, its_orders)  # (B, K, M, T), 0 where nothing is
+        logprobs = context_members(_any_order(model), tokens, sizes, its_orders)  # (B, K, M, T), 0 where nothing is
         ensembles = mean_probability(logprobs, powers(self.members), 2)  # (E, B, K, T)
         return -(ensembles.sum(-1) / (length - sizes)).mean(-1).T * length
 
@@ -132,12 +134,12 @@ class PaperEnsemble:
     def slots(self, length: int) -> int:
         return length + (self.members - 1) * length * (length + 4) // 4
 
-    def nats(self, model: Model, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        decoder, length = _decoder(model), tokens.shape[1]
+    def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        reader, length = _any_order(model), tokens.shape[1]
         order = torch.cat([orders.Random().sample(1, length, generator) for generator in generators]).to(tokens.device)
         places = torch.stack([draw_places(self.members - 1, length, generator) for generator in generators])
         first = -order_nll(model, tokens, order)[:, None]  # (B, 1, T)
-        others = prefix_members(decoder, tokens, order, places.to(tokens.device))  # (B, M - 1, T)
+        others = prefix_members(reader, tokens, order, places.to(tokens.device))  # (B, M - 1, T)
         return -mean_probability(torch.cat((first, others), 1), powers(self.members), 1).sum(-1).T
 
 
@@ -146,7 +148,34 @@ def masked_bound(contexts: int) -> Ensemble:
     return Ensemble(1, contexts, "masked-diffusion bound")
 
 
-def _decoder(model: Model) -> Decoder:
-    if not isinstance(model, Decoder) or not model.any_order:
+@dataclass(frozen=True)
+class ScoreEntropy:
+    """SEDD's own bound, at stratified times."""
+
+    times: int
+    name: str = "score-entropy bound"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def slots(self, length: int) -> int:
+        return self.times * length
+
+    def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        assert isinstance(model, Encoder)
+        drawn = [stratified(self.times, generator) for generator in generators]
+        masks = [
+            draw_hidden(times, tokens.shape[1], generator) for times, generator in zip(drawn, generators, strict=True)
+        ]
+        found = [
+            score_entropy(model, tokens, time.float().to(tokens.device), hidden.to(tokens.device)).double().sum(1)
+            for time, hidden in zip(torch.stack(drawn, 1), torch.stack(masks, 1), strict=True)
+        ]
+        return torch.stack(found).mean(0)[:, None]
+
+
+def _any_order(model: LanguageModel) -> LanguageModel:
+    if not model.any_order:
         raise InputError(NEEDS_ANY_ORDER)
     return model

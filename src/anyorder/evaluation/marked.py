@@ -12,7 +12,7 @@ from torch import Tensor
 from anyorder.data.tokenizer import Tokenizer
 from anyorder.errors import InputError
 from anyorder.evaluation.conditional import logprob
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 
 ACCEPTED = "accepted: text with parts in braces, such as {these words}; {{ and }} for plain braces"
 Span = tuple[int, int]  # first character, and the one behind the last
@@ -109,7 +109,7 @@ def _touches(text: str, shared: Span, token: Span) -> bool:
     return shared[0] < shared[1] and bool(text[slice(*shared)].strip() or not text[slice(*token)].strip())
 
 
-def score_marked(model: Decoder, marked: Marked, order: str, generator: torch.Generator) -> Tensor:
+def score_marked(model: LanguageModel, marked: Marked, order: str, generator: torch.Generator) -> Tensor:
     """Log-probability of each scored token: (T,), 0 elsewhere. A whole text longer than the model goes in windows."""
     most = model.config.positions
     found = []

@@ -20,13 +20,15 @@ from anyorder.evaluation.figures import (
     Figure,
     Mode,
     PaperEnsemble,
+    ScoreEntropy,
     masked_bound,
     score,
 )
 from anyorder.evaluation.likelihood import estimate
 from anyorder.evaluation.partial import Partial, Scores, key_of
 from anyorder.models.context import LOGITS
-from anyorder.models.decoder import Decoder
+from anyorder.models.encoder import Encoder
+from anyorder.models.model import LanguageModel
 from anyorder.precision import Precision, autocast, pick_device, pick_precision
 
 Report = Callable[[str, int, int], None]  # what is scored, how many slots are done, of how many
@@ -34,7 +36,7 @@ MOST_MEMBERS = 64
 
 
 def choose_figures(
-    any_order: bool,
+    model: LanguageModel,
     random_orders: int = 1,
     along: tuple[str, ...] = (),
     ensemble: int = 0,
@@ -47,22 +49,30 @@ def choose_figures(
         raise InputError(f"orders and contexts are {random_orders} and {contexts}; accepted: 1 or more")
     if ensemble and not 2 <= ensemble <= MOST_MEMBERS:
         raise InputError(f"the ensemble has {ensemble} members; accepted: 2 to {MOST_MEMBERS}, or 0 for none")
-    figures: list[Figure] = [AlongOrders("left to right", orders.LeftToRight())]
-    figures += [AlongOrders(text, orders.parse(text)) for text in along]
-    if not any_order:
+    rereads = isinstance(model, Encoder)
+    figures: list[Figure] = [AlongOrders("left to right", orders.LeftToRight(), rereads=rereads)]
+    figures += [AlongOrders(text, orders.parse(text), rereads=rereads) for text in along]
+    if not model.any_order:
         if ensemble or bound or random_orders > 1:
             raise InputError(NEEDS_ANY_ORDER)
         return figures
-    figures.append(AlongOrders("any order", orders.Random(), random_orders))
+    figures.append(AlongOrders("any order", orders.Random(), random_orders, rereads))
     if bound:
         figures.append(masked_bound(contexts))
+    if model.config.family == "sedd":
+        figures.append(ScoreEntropy(contexts))
+    if ensemble and rereads:
+        raise InputError(
+            f"an ensemble of context orders was asked for, which make no difference to a model of family "
+            f"{model.config.family}; accepted: one of a decoder or two_stream"
+        )
     if ensemble:
         figures.append(Ensemble(ensemble, contexts) if mode == "fast" else PaperEnsemble(ensemble))
     return figures
 
 
 def evaluate(
-    model: Decoder,
+    model: LanguageModel,
     texts: dict[str, Blocks],
     figures: list[Figure],
     byte_lengths: np.ndarray | None = None,
@@ -124,7 +134,7 @@ def evaluate(
 
 
 def _scores(
-    model: Decoder,
+    model: LanguageModel,
     figure: Figure,
     blocks: Blocks,
     rows: int,

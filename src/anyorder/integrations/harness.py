@@ -15,7 +15,7 @@ from anyorder import orders
 from anyorder.checkpoint import Weights
 from anyorder.data.batches import generator_for
 from anyorder.errors import InputError
-from anyorder.evaluation.conditional import conditional_logits, query_order
+from anyorder.evaluation.conditional import read_conditional
 from anyorder.evaluation.marked import Marked, mark_after, score_marked, whole_text
 from anyorder.loading import load
 from anyorder.precision import pick_device
@@ -133,9 +133,10 @@ class AnyOrder(LM):
             its = len(marked.tokens)  # an order of the text's own length, whatever it is batched with
             order = self.distribution.sample(1, its, generator_for(self.seed, "score", number), 1.0)
             drawn.append(torch.cat((order[0], torch.arange(its, length))))
-        whole = query_order(tokens, query, given, torch.stack(drawn))
-        logits, asked = conditional_logits(self.model, tokens, query, given, whole)  # (B, n, V), (B, n)
-        wanted = tokens.gather(1, asked)
+        lengths = torch.tensor([len(marked.tokens) for marked in batch], device=self._device)
+        order = torch.stack(drawn)
+        asked, positions, _ = read_conditional(self.model, tokens, query, given, order, lengths=lengths)
+        wanted, logits = tokens.gather(1, positions), asked.table(positions.shape)  # (B, n), (B, n, V)
         logprobs = logits.float().log_softmax(-1)
         scores = logprobs.gather(2, wanted[..., None])[..., 0].double()  # (B, n)
         greedy = logprobs.argmax(-1) == wanted

@@ -82,26 +82,35 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a GELU between, four times as wide inside."""
+    """Two linear maps with a GELU between, four times as wide inside; GPT-2's GELU goes by a tanh."""
 
-    def __init__(self, width: int, bias: bool):
+    def __init__(self, width: int, bias: bool, activation: Literal["gelu", "gelu_tanh"]):
         super().__init__()
+        self.approximate = "tanh" if activation == "gelu_tanh" else "none"
         self.up = nn.Linear(width, 4 * width, bias=bias)
         self.down = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, n, C) -> (B, n, C)
-        return self.down(functional.gelu(self.up(x)))
+        return self.down(functional.gelu(self.up(x), approximate=self.approximate))
 
 
 class Block(nn.Module):
     """x + gate * f(norm(x) * (1 + scale) + shift), for f attention and then MLP; without modulation x + f(norm(x))."""
 
-    def __init__(self, width: int, heads: int, norm: Literal["rms", "layer"], bias: bool, qk_norm: bool):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        norm: Literal["rms", "layer"],
+        bias: bool,
+        qk_norm: bool,
+        activation: Literal["gelu", "gelu_tanh"],
+    ):
         super().__init__()
         self.attention_norm = make_norm(norm, width, bias)
         self.attention = Attention(width, heads, bias, qk_norm)
         self.mlp_norm = make_norm(norm, width, bias)
-        self.mlp = MLP(width, bias)
+        self.mlp = MLP(width, bias, activation)
 
     def forward(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from anyorder.config import ModelConfig
 from anyorder.errors import InputError
 from anyorder.models.blocks import Modulation, Rotation
 
@@ -26,6 +27,10 @@ class Shape:
     positions: int
     gate_start: float
     rotary_base: float
+
+    @staticmethod
+    def of(c: ModelConfig) -> "Shape":
+        return Shape(c.layers, c.heads, c.width, c.positions, c.gate_start, c.rotary_base)
 
 
 class Injection(nn.Module):
@@ -48,6 +53,9 @@ class Injection(nn.Module):
     def finish_init(self) -> None:
         """Set what the model's common initialisation leaves to the injection."""
 
+    def become_identity(self) -> None:
+        """Set the weights such that the model computes what it would without this injection."""
+
 
 class Add(Injection):
     """Add a target-position embedding at the input: sigma-GPT."""
@@ -58,6 +66,9 @@ class Add(Injection):
 
     def enter(self, x: Tensor, target: Tensor) -> Tensor:
         return x + self.target_position_embedding(target)
+
+    def become_identity(self) -> None:
+        nn.init.zeros_(self.target_position_embedding.weight)
 
 
 class Layer(Injection):
@@ -71,6 +82,10 @@ class Layer(Injection):
 
     def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
         return x + self.target_position_embeddings[layer](target), None
+
+    def become_identity(self) -> None:
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
 
 class AdaLN(Injection):
@@ -108,6 +123,15 @@ class AdaLN(Injection):
                 gates = linear.bias.view(6, -1)[[2, 5]]
                 linear.bias.view(6, -1)[[2, 5]] = torch.full_like(gates, self.gate_start)
 
+    def become_identity(self) -> None:
+        """Shift by 0, scale by 1, let all through; the maps' weights at 0 still get a gradient from the embedding."""
+        for linear in [*self.block_maps, self.final_map]:
+            assert isinstance(linear, nn.Linear)
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.gate_start = 1.0
+        self.finish_init()
+
 
 class Rotary(Injection):
     """Rotate queries by the target's position and keys by the slot's own, so that attention sees their distance."""
@@ -127,6 +151,12 @@ class Rotary(Injection):
 
     def rotation(self, own: Tensor, target: Tensor, dtype: torch.dtype) -> Rotation:
         return self._angles(target + 1, dtype), self._angles(own, dtype)  # position p stands at p + 1
+
+    def become_identity(self) -> None:
+        raise InputError(
+            "a rotation changes what every attention of the weights to start from sees; "
+            "accepted: an injection of add, layer and adaln"
+        )
 
 
 class Together(Injection):
@@ -162,6 +192,10 @@ class Together(Injection):
     def finish_init(self) -> None:
         for part in self._parts():
             part.finish_init()
+
+    def become_identity(self) -> None:
+        for part in self._parts():
+            part.become_identity()
 
 
 KINDS: dict[str, Callable[[Shape], Injection]] = {"add": Add, "layer": Layer, "adaln": AdaLN, "rotary": Rotary}

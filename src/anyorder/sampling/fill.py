@@ -9,9 +9,11 @@ from torch import Tensor
 
 from anyorder import orders
 from anyorder.errors import InputError
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.sampling.constraints import Choice, from_mask
 from anyorder.sampling.filters import Filters
+from anyorder.sampling.noising import by_scores
+from anyorder.sampling.schedules import NOISY
 from anyorder.sampling.speculative import burst, speculative
 from anyorder.sampling.stepwise import MEASURES, along_order, parse_surest, plan, surest_first
 from anyorder.sampling.writing import Reveal, Writing
@@ -69,6 +71,10 @@ class Manner:
             raise InputError(
                 f"order {self.order!r} depends on what is written; accepted: an order such as random, which does not"
             )
+        if self.schedule in ("ancestral", *NOISY) and self.order != "random":
+            raise InputError(
+                f"schedule {self.schedule!r} writes at random positions, and order is {self.order}; accepted: random"
+            )
         if self.burst and not (isinstance(self.order, str) and self.order == "random"):
             raise InputError(f"burst tries random orders, and order is {self.order}; accepted: random")
 
@@ -83,7 +89,9 @@ def write(writing: Writing, manner: Manner) -> Iterator[Reveal]:
         order = writing.along(manner.order)
         if manner.exact:
             return (yield from speculative(writing, order, manner.draft))
-    counts = plan(writing.total, manner.steps, manner.schedule)
+    if manner.schedule in NOISY:
+        return (yield from by_scores(writing, manner.steps, manner.schedule))
+    counts = plan(writing.total, manner.steps, manner.schedule, writing.generator)
     if writing.constraint.of_several() and bool((counts > 1).any()):
         raise InputError(
             "choices of several tokens were given with several tokens a step, which cannot see each other; "
@@ -112,7 +120,7 @@ def written(writing: Writing, reveals: Iterable[Reveal]) -> Written:
 
 
 def fill(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Tensor,
     blanks: Tensor,
     order: str | Tensor = "left_to_right",
@@ -135,7 +143,9 @@ def fill(
 
     order: the text form of a distribution, (B, T) orders, of which the blanks' part counts, or `probability`, `margin`
         or `entropy`: at each step where the model is surest, `margin(8)` among the first 8 blanks.
-    steps, schedule: write all blanks in so many passes, `linear` or `cosine`; without steps, one token a pass.
+    steps, schedule: write all blanks in so many passes, `linear` or `cosine`; without steps, one token a pass (of an
+        encoder in random order, first-hitting). `ancestral` undoes a linear noise: every position its own step; SEDD
+        has `euler` and `tweedie`, by its own scores.
     exact: as many tokens a pass as hold when verified; the law is that of one token a pass. `draft` fixes how many.
     burst: as many as hold along the best of so many random orders; approximate.
     temperature: 1 is the model's law, 0 greedy, (1.0, 0.7) goes from one to the other; top_k, top_p, min_p cut it.
@@ -153,7 +163,7 @@ def fill(
 
 
 def generate(
-    model: Decoder, batch: int = 1, length: int | None = None, order: str | Tensor = "random", **ways: Any
+    model: LanguageModel, batch: int = 1, length: int | None = None, order: str | Tensor = "random", **ways: Any
 ) -> Written:
     """Write `batch` texts of `length` tokens from nothing: `fill` with everything blank, and its other arguments."""
     length = model.config.positions if length is None else length

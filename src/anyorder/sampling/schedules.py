@@ -1,10 +1,24 @@
 """How many positions are revealed at each step."""
 
 import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
 
 from anyorder.errors import InputError
 
-SCHEDULES = ("linear", "cosine")
+Schedule = Literal["linear", "cosine", "ancestral", "euler", "tweedie"]
+COUNTED = ("linear", "cosine")  # how many are revealed is known beforehand
+NOISY = ("euler", "tweedie")  # the model's own scores say how many
+
+
+def ancestral(count: int, steps: int, generator: torch.Generator | None) -> Tensor:
+    """Draw how many positions each step reveals, as undoing a linear noise does: every position its own time: (S,)."""
+    if steps < 1:
+        raise InputError(f"steps is {steps}; accepted: 1 or more")
+    drawn = torch.randint(steps, (count,), generator=generator)
+    return torch.bincount(drawn, minlength=steps)
 
 
 def revealed(schedule: str, count: int, steps: int) -> list[int]:
@@ -12,8 +26,8 @@ def revealed(schedule: str, count: int, steps: int) -> list[int]:
 
     linear: floor(count * s / steps); cosine: floor(count * (1 - cos(pi s / (2 steps)))), few at first.
     """
-    if schedule not in SCHEDULES:
-        raise InputError(f"unknown schedule {schedule!r}; accepted: {', '.join(SCHEDULES)}")
+    if schedule not in COUNTED:
+        raise InputError(f"unknown schedule {schedule!r}; accepted: {', '.join(get_args(Schedule))}")
     if not 1 <= steps <= count:
         raise InputError(f"steps is {steps}; accepted: 1 to {count}, the number of tokens to write")
     found: list[int] = []

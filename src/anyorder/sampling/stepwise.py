@@ -8,21 +8,24 @@ import torch
 from torch import Tensor
 
 from anyorder.errors import InputError
-from anyorder.sampling.schedules import revealed
+from anyorder.sampling.schedules import ancestral, revealed
 from anyorder.sampling.writing import Measure, Reveal, Writing
 
 
-def plan(totals: Tensor, steps: int | None, schedule: str) -> Tensor:
+def plan(totals: Tensor, steps: int | None, schedule: str, generator: torch.Generator | None = None) -> Tensor:
     """Say how many blanks each row writes at each step: totals (B,) -> (S, B); a row with fewer is done early."""
     most = int(totals.max()) if len(totals) else 0
+    if schedule == "ancestral":
+        rows = [ancestral(total, most if steps is None else steps, generator) for total in totals.tolist()]
+        return torch.stack(rows, 1).to(totals.device) if rows else totals.new_zeros(0, 0)
     if steps is not None and not 1 <= steps <= max(1, most):
         raise InputError(f"steps is {steps}; accepted: 1 to {most}, the number of tokens to write")
-    rows: dict[int, list[int]] = {}
+    each: dict[int, list[int]] = {}
     for total in set(totals.tolist()):
         after = revealed(schedule, total, min(total, steps or total)) if total else []
-        rows[total] = [b - a for a, b in zip([0, *after], after, strict=False)]
-    longest = max((len(row) for row in rows.values()), default=0)
-    padded = [rows[total] + [0] * (longest - len(rows[total])) for total in totals.tolist()]
+        each[total] = [b - a for a, b in zip([0, *after], after, strict=False)]
+    longest = max((len(row) for row in each.values()), default=0)
+    padded = [each[total] + [0] * (longest - len(each[total])) for total in totals.tolist()]
     return torch.tensor(padded, dtype=torch.long, device=totals.device).view(len(totals), longest).T
 
 
@@ -35,6 +38,8 @@ def progress_of(step: int, counts: Tensor) -> Tensor:
 def along_order(writing: Writing, order: Tensor, counts: Tensor) -> Iterator[Reveal]:
     """Write blanks in the order given, order (B, T) with what is known first, counts (S, B) of them at each step."""
     for step, count in enumerate(counts):
+        if not bool(count.any()):
+            continue  # nothing changes, so there is nothing to ask
         positions = writing.next(order, int(count.max()))  # (B, K)
         progress = progress_of(step, counts)[:, None].expand(positions.shape)
         drawn = writing.draw(writing.context.ask(positions, count), positions, progress)

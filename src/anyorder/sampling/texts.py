@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyorder.data.tokenizer import Tokenizer
-from anyorder.models.decoder import Decoder
+from anyorder.models.model import LanguageModel
 from anyorder.sampling.fill import Manner, Written, write, written
 from anyorder.sampling.filters import Filters
 from anyorder.sampling.template import Template, constrain
@@ -34,7 +34,7 @@ class FilledText:
 
 
 def fill_templates(
-    model: Decoder,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     cases: Sequence[Sequence[Template]],
     manner: Manner,

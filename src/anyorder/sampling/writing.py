@@ -9,8 +9,9 @@ from torch import Tensor
 
 from anyorder import orders
 from anyorder.errors import InputError
-from anyorder.models.context import Asked, Context
-from anyorder.models.decoder import Decoder
+from anyorder.models.context import Asked
+from anyorder.models.families import open_context
+from anyorder.models.model import LanguageModel
 from anyorder.sampling.constraints import Constraint
 from anyorder.sampling.filters import Filters, draw, gather
 
@@ -55,7 +56,7 @@ class Writing:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         tokens: Tensor,
         blanks: Tensor,
         lengths: Tensor | None = None,
@@ -81,7 +82,7 @@ class Writing:
         self.known_first = orders.grouped(self.group, torch.arange(length, device=tokens.device).expand(batch, -1))
         known = (self.group == 0).sum(1)
         self.origin = torch.arange(batch, device=tokens.device)  # rows of the constraint, which a fork shares
-        self.context = Context(model, batch, length)
+        self.context = open_context(model, batch, length, lengths)
         first = self.known_first[:, : int(known.max()) if batch else 0]
         self.context.reveal(first, self.tokens.gather(1, first).clamp(min=0), known)
 

@@ -12,7 +12,6 @@ from typing import IO
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from anyorder import orders
 from anyorder.checkpoint import (
@@ -35,8 +34,10 @@ from anyorder.data.shards import Dataset
 from anyorder.errors import InputError
 from anyorder.evaluation.figures import AlongOrders, score
 from anyorder.files import write_text
-from anyorder.models.decoder import Decoder
-from anyorder.objectives import order_nll
+from anyorder.models.encoder import Encoder
+from anyorder.models.families import make_model
+from anyorder.models.model import LanguageModel
+from anyorder.objectives import draw_hidden, masked_nll, order_nll, score_entropy, stratified
 from anyorder.precision import autocast, pick_device, pick_precision
 from anyorder.training.events import Ended, Event, Saved, Started, Stepped, Validated
 from anyorder.training.memory import keep_freed_memory
@@ -49,9 +50,20 @@ from anyorder.training.optimizers import (
     set_learning_rate,
 )
 
+VALIDATION_DRAWS = 8  # of what is hidden, for each held-out chunk of an encoder
 
-def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-    """Train until the last step, or until stop() says so; go on from the newest checkpoint where there is one."""
+
+def train(
+    run: Path,
+    config: RunConfig,
+    data: Dataset,
+    stop: Callable[[], bool] = lambda: False,
+    first: LanguageModel | None = None,
+) -> Iterator[Event]:
+    """Train until the last step, or until stop() says so; go on from the newest checkpoint where there is one.
+
+    `first` holds the weights to begin with, if they are not to be drawn.
+    """
     training = config.training
     assert training is not None
     distribution = orders.parse(training.orders)
@@ -63,7 +75,8 @@ def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] 
     if steps_of(run):
         _check_same(run, config)  # refused before anything is written
     batches = Batches(stream, config.model.positions, training.batch_size, training.seed)
-    loop = _Loop(run, config.model, training, distribution, batches, held_out)
+    model = first or make_model(config.model).initialise(generator_for(training.seed, "weights"))
+    loop = _Loop(run, model, training, distribution, batches, held_out)
     start_run(run)
     with _alone(run):
         if steps_of(run):
@@ -75,7 +88,12 @@ def train(run: Path, config: RunConfig, data: Dataset, stop: Callable[[], bool] 
 
 
 def _check_single_order(model: ModelConfig, distribution: orders.OrderDistribution) -> None:
-    if model.injection == "none" and distribution != orders.LeftToRight():
+    if model.family == "sedd" and not orders.is_uniform(distribution):
+        raise InputError(
+            f"family sedd hides every position by the same chance, and the orders are {distribution}; "
+            "accepted: --orders random"
+        )
+    if model.family == "decoder" and model.injection == "none" and distribution != orders.LeftToRight():
         raise InputError(
             f"a model with injection none reads left to right only, and the orders are {distribution}; "
             "accepted: --orders left_to_right, or another injection"
@@ -121,7 +139,7 @@ class _Loop:
     def __init__(
         self,
         run: Path,
-        shape: ModelConfig,
+        model: LanguageModel,
         training: TrainingConfig,
         distribution: orders.OrderDistribution,
         batches: Batches,
@@ -132,7 +150,7 @@ class _Loop:
         self.precision = pick_precision(training.precision, self.device)
         self.autocast = autocast(self.precision, self.device)
         self.held_out = held_out.to(self.device)
-        self.model = Decoder(shape).initialise(generator_for(training.seed, "weights")).to(self.device)
+        self.model = model.to(self.device).train()
         self.optimizers = make_optimizers(self.model, training)
         self.ema = EMA(self.model, training.ema_decay)
         self.step = 0
@@ -195,11 +213,12 @@ class _Loop:
         set_learning_rate(self.optimizers, share)
         tokens = self.batches.rows(step)  # (B, T)
         generator = generator_for(config.seed, "orders", step)
-        order = self.distribution.sample(len(tokens), tokens.shape[1], generator, step / config.steps)  # (B, T)
+        drawn = self._draw(len(tokens), tokens.shape[1], generator, step / config.steps)
         loss = 0.0
-        for part, its_order in zip(tokens.chunk(config.micro_batches), order.chunk(config.micro_batches), strict=True):
+        parts = (part.to(self.device).chunk(config.micro_batches) for part in (tokens, *drawn))
+        for part in zip(*parts, strict=True):
             with self.autocast():
-                nats = order_nll(self.model, part.to(self.device), its_order.to(self.device)).mean()
+                nats = self._nats(self.model, *part).mean()
             (nats / config.micro_batches).backward()
             loss += nats.item() / config.micro_batches
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
@@ -212,6 +231,26 @@ class _Loop:
         self.ema.update(self.step)
         speed = tokens.numel() / (time.perf_counter() - start)
         return Stepped(self.step, loss, share * config.learning_rate, norm, speed)
+
+    def _draw(self, batch: int, length: int, generator: torch.Generator, progress: float) -> tuple[Tensor, ...]:
+        """Draw what is random in a step, all of it for the global batch, each (B, ...)."""
+        family = self.model.config.family
+        if family == "sedd":
+            time = stratified(batch, generator)
+            return time.float(), draw_hidden(time, length, generator)
+        order = self.distribution.sample(batch, length, generator, progress)  # (B, T)
+        if family != "encoder":
+            return (order,)
+        return order, (stratified(batch, generator) * length).long().clamp(max=length - 1)
+
+    def _nats(self, model: LanguageModel, tokens: Tensor, *drawn: Tensor) -> Tensor:
+        """Score tokens (B, T) by the family's objective, with what was drawn for them."""
+        if not isinstance(model, Encoder):
+            return order_nll(model, tokens, *drawn)
+        if model.noise is not None:
+            return score_entropy(model, tokens, *drawn)
+        order, known = drawn
+        return masked_nll(model, tokens, order, known, orders.is_uniform(self.distribution))
 
     def _diverged(self, what: str, saved: int | None) -> InputError:
         good = "there is no checkpoint yet"
@@ -228,20 +267,30 @@ class _Loop:
             raise self._diverged(f"the weights are not finite at step {self.step}", saved)
 
     def _validate(self) -> dict[str, float]:
-        """Score the held-out chunks with the EMA weights, in the same orders at every validation."""
-
-        def averaged(tokens: Tensor, order: Tensor) -> Tensor:
-            return functional_call(self.model, self.ema.average, (tokens, order))
-
-        names = ["left_to_right", "random"] if self.model.any_order else ["left_to_right"]
+        """Score the held-out chunks with the EMA weights, by the same draws at every validation."""
+        model = self.ema.model
         rows = max(1, self.training.batch_size // self.training.micro_batches)
-        numbers = torch.arange(len(self.held_out))
         found = {}
-        for name in names:
-            batches = zip((part.tolist() for part in numbers.split(rows)), self.held_out.split(rows), strict=True)
-            parts = score(AlongOrders(name, orders.parse(name)), averaged, batches, 0, self.autocast)
+        if isinstance(model, Encoder):  # which would read each text again for every step of an order
+            return {"bound": self._validation_bound(model, rows)}
+        for name in ("left_to_right", "random") if model.any_order else ("left_to_right",):
+            numbers = torch.arange(len(self.held_out)).split(rows)
+            batches = zip((part.tolist() for part in numbers), self.held_out.split(rows), strict=True)
+            parts = score(AlongOrders(name, orders.parse(name)), model, batches, 0, self.autocast)
             found[name] = torch.cat([nats for _, nats in parts]).mean().item() / self.held_out.shape[1]
         return found
+
+    @torch.no_grad()
+    def _validation_bound(self, model: Encoder, rows: int) -> float:
+        """Repeat the training objective on every held-out chunk."""
+        found = []
+        for repeat in range(VALIDATION_DRAWS):
+            drawn = self._draw(len(self.held_out), self.held_out.shape[1], generator_for(0, "validation", repeat), 1.0)
+            parts = (part.to(self.device).split(rows) for part in (self.held_out, *drawn))
+            for part in zip(*parts, strict=True):
+                with self.autocast():
+                    found.append(self._nats(model, *part).double().sum())
+        return float(torch.stack(found).sum()) / self.held_out.numel() / VALIDATION_DRAWS
 
     def _save(self) -> int:
         raw = {name: p.detach() for name, p in self.model.named_parameters()}

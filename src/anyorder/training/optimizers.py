@@ -1,12 +1,16 @@
 """Optimizers, the learning-rate schedule, and the exponential moving average of the weights."""
 
+import copy
 import math
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from anyorder.config import TrainingConfig
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def make_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
@@ -85,16 +89,17 @@ def make_state(optimizers: list[Optimizer]) -> None:
             group["lr"], group["weight_decay"] = rate, decay
 
 
-class EMA:
+class EMA(Generic[Model]):
     """Keep a moving average of a model's parameters: average += (1 - d) * (weight - average).
 
     d = min(decay, (1 + n) / (10 + n)) at the n-th update, so that the random start is soon forgotten.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
+    def __init__(self, model: Model, decay: float):
         self.decay = decay
         self.live = dict(model.named_parameters())
-        self.average = {name: p.detach().clone() for name, p in self.live.items()}
+        self.model = copy.deepcopy(model).requires_grad_(False)  # the averages, as a model that can be asked
+        self.average: dict[str, Tensor] = {name: p.detach() for name, p in self.model.named_parameters()}
 
     @torch.no_grad()
     def update(self, number: int) -> None:
