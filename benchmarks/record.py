@@ -7,7 +7,8 @@ from typing import Any
 
 from anyorder.bench.measure import machine
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
 
 
 def record(name: str, figures: dict[str, Any]) -> None:

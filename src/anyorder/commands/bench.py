@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from anyorder.bench.families import bench_families
 from anyorder.bench.infilling import bench_infilling
 from anyorder.bench.measure import machine
 from anyorder.bench.sampling import bench_sampling
@@ -17,11 +18,11 @@ from anyorder.display import counting_progress, show_rows
 from anyorder.errors import InputError
 from anyorder.files import write_text
 
-What = Literal["sampling", "speculation", "infilling"]
+What = Literal["sampling", "speculation", "infilling", "families"]
 
 
 def bench(
-    what: Annotated[Positional[What], arg(metavar="{sampling,speculation,infilling}")],
+    what: Annotated[Positional[What], arg(metavar="{sampling,speculation,infilling,families}")],
     /,
     run: Path | None = None,
     data: Path | None = None,
@@ -31,18 +32,19 @@ def bench(
     texts: int = 64,
     json_file: Annotated[Path | None, arg(name="json")] = None,
 ) -> None:
-    """Measure: speed of sampling, tokens a pass of exact parallel sampling, or how well blanks are filled.
+    """Measure: speed of sampling, tokens a pass of exact parallel sampling, how well blanks are filled, the families.
 
     sampling: one text of all positions with the cache, against an encoder of the same size that reads the whole text
     for every token (some of its passes are timed, the rest extrapolated), beside the machine's own ceilings.
     speculation: tokens a pass over orders and numbers of drafts. infilling: exact matches and log-probability of
-    held-out text with blanks, against writing left to right. The last two need a run and data.
+    held-out text with blanks, against writing left to right. These two need a run and data.
+    families: what each family of models costs, computed from its shape and counted while it runs.
 
     Args:
         what: Which benchmark.
         run: A trained run, for speculation and infilling.
         data: A folder that anyorder prepare wrote, for the same.
-        preset: The shape of the model that sampling is timed with; its weights are random.
+        preset: The shape of the models that sampling and families build; their weights are random.
         precision: Number type of weights and products.
         repeats: How often each way is timed, in turn.
         texts: How many held-out texts.
@@ -56,6 +58,8 @@ def bench(
     with counting_progress() as report:
         if what == "sampling":
             figures = bench_sampling(report, preset, precision, repeats)
+        elif what == "families":
+            figures = {"rows": bench_families(report, preset)}
         else:
             if run is None or data is None:
                 raise InputError(f"bench {what} needs a model and text; accepted: --run RUN --data DATA")

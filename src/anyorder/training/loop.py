@@ -133,6 +133,36 @@ def _alone(run: Path) -> Iterator[None]:
         yield
 
 
+def draw_step(
+    model: LanguageModel,
+    distribution: orders.OrderDistribution,
+    batch: int,
+    length: int,
+    generator: torch.Generator,
+    progress: float,
+) -> tuple[Tensor, ...]:
+    """Draw what is random in a step of the model's family, all of it for the global batch, each (B, ...)."""
+    if model.config.family == "sedd":
+        time = stratified(batch, generator)
+        return time.float(), draw_hidden(time, length, generator)
+    order = distribution.sample(batch, length, generator, progress)  # (B, T)
+    if not isinstance(model, Encoder):
+        return (order,)
+    return order, (stratified(batch, generator) * length).long().clamp(max=length - 1)
+
+
+def nats_of(
+    model: LanguageModel, distribution: orders.OrderDistribution, tokens: Tensor, *drawn: Tensor
+) -> Tensor:  # (B, T)
+    """Score tokens (B, T) by the family's objective, with what was drawn for them; which follows from the orders."""
+    if not isinstance(model, Encoder):
+        return order_nll(model, tokens, *drawn)
+    if model.noise is not None:
+        return score_entropy(model, tokens, *drawn)
+    order, known = drawn
+    return masked_nll(model, tokens, order, known, orders.is_uniform(distribution))
+
+
 class _Loop:
     """What one process holds while it trains."""
 
@@ -213,12 +243,12 @@ class _Loop:
         set_learning_rate(self.optimizers, share)
         tokens = self.batches.rows(step)  # (B, T)
         generator = generator_for(config.seed, "orders", step)
-        drawn = self._draw(len(tokens), tokens.shape[1], generator, step / config.steps)
+        drawn = draw_step(self.model, self.distribution, len(tokens), tokens.shape[1], generator, step / config.steps)
         loss = 0.0
         parts = (part.to(self.device).chunk(config.micro_batches) for part in (tokens, *drawn))
         for part in zip(*parts, strict=True):
             with self.autocast():
-                nats = self._nats(self.model, *part).mean()
+                nats = nats_of(self.model, self.distribution, *part).mean()
             (nats / config.micro_batches).backward()
             loss += nats.item() / config.micro_batches
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
@@ -231,26 +261,6 @@ class _Loop:
         self.ema.update(self.step)
         speed = tokens.numel() / (time.perf_counter() - start)
         return Stepped(self.step, loss, share * config.learning_rate, norm, speed)
-
-    def _draw(self, batch: int, length: int, generator: torch.Generator, progress: float) -> tuple[Tensor, ...]:
-        """Draw what is random in a step, all of it for the global batch, each (B, ...)."""
-        family = self.model.config.family
-        if family == "sedd":
-            time = stratified(batch, generator)
-            return time.float(), draw_hidden(time, length, generator)
-        order = self.distribution.sample(batch, length, generator, progress)  # (B, T)
-        if family != "encoder":
-            return (order,)
-        return order, (stratified(batch, generator) * length).long().clamp(max=length - 1)
-
-    def _nats(self, model: LanguageModel, tokens: Tensor, *drawn: Tensor) -> Tensor:
-        """Score tokens (B, T) by the family's objective, with what was drawn for them."""
-        if not isinstance(model, Encoder):
-            return order_nll(model, tokens, *drawn)
-        if model.noise is not None:
-            return score_entropy(model, tokens, *drawn)
-        order, known = drawn
-        return masked_nll(model, tokens, order, known, orders.is_uniform(self.distribution))
 
     def _diverged(self, what: str, saved: int | None) -> InputError:
         good = "there is no checkpoint yet"
@@ -285,11 +295,13 @@ class _Loop:
         """Repeat the training objective on every held-out chunk."""
         found = []
         for repeat in range(VALIDATION_DRAWS):
-            drawn = self._draw(len(self.held_out), self.held_out.shape[1], generator_for(0, "validation", repeat), 1.0)
+            generator = generator_for(0, "validation", repeat)
+            count, length = self.held_out.shape
+            drawn = draw_step(model, self.distribution, count, length, generator, 1.0)
             parts = (part.to(self.device).split(rows) for part in (self.held_out, *drawn))
             for part in zip(*parts, strict=True):
                 with self.autocast():
-                    found.append(self._nats(model, *part).double().sum())
+                    found.append(nats_of(model, self.distribution, *part).double().sum())
         return float(torch.stack(found).sum()) / self.held_out.numel() / VALIDATION_DRAWS
 
     def _save(self) -> int:
