@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
-from torch import nn
 
 from anyorder.config import Precision
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 def pick_device() -> torch.device:
@@ -34,10 +31,3 @@ def pick_precision(wanted: Precision, device: torch.device) -> Literal["bf16", "
 def autocast(precision: Literal["bf16", "fp32"], device: torch.device) -> Callable[[], AbstractContextManager[None]]:
     """Make contexts in which products run in `precision`; weights, softmax and loss stay in float32."""
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-def cast_for_inference(model: Model, wanted: Precision) -> Model:
-    """Put a model on the device, its weights in the number type that products shall run in."""
-    device = pick_device()
-    number_type = torch.bfloat16 if pick_precision(wanted, device) == "bf16" else torch.float32
-    return model.to(device=device, dtype=number_type)

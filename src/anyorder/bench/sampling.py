@@ -2,19 +2,18 @@
 
 import statistics
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from anyorder.bench.measure import Report, in_turn, measure_ceilings, median_ratio
 from anyorder.config import Precision, preset
-from anyorder.models.blocks import Attend
-from anyorder.models.decoder import Decoder
+from anyorder.models.families import make_model
+from anyorder.models.inference import prepare_for_inference, weights_of_a_step
+from anyorder.models.model import LanguageModel
 from anyorder.orders import Random
-from anyorder.precision import cast_for_inference, pick_device, pick_precision
+from anyorder.precision import pick_device, pick_precision
 from anyorder.sampling.fill import Manner, write
 from anyorder.sampling.writing import Writing
 
@@ -24,11 +23,11 @@ def bench_sampling(
 ) -> dict[str, Any]:
     """Write one text of all positions in as many steps, and time some of an encoder's passes in the same run.
 
-    The encoder has the same blocks with full attention; its time is that of one pass, times the steps.
+    The encoder has as many blocks of the same width; its time is that of one pass, times the steps.
     """
     config = preset(shape, 50257).model if shape in ("small", "medium") else preset(shape, 4096).model
     generator = torch.Generator().manual_seed(0)
-    model = cast_for_inference(Decoder(config).initialise(generator).eval(), precision)
+    model = prepare_for_inference(make_model(config).initialise(generator), precision)
     length = config.positions
     order = Random().sample(1, length, generator)
     halves: list[float] = []
@@ -44,11 +43,12 @@ def bench_sampling(
         for _ in write(_blank(model, generator), Manner(order, steps=max(1, length // 4))):
             pass
 
-    tokens = torch.randint(config.entries or config.vocabulary, (1, length), generator=generator).to(pick_device())
+    rereading = replace(config, family="encoder", injection="none")
+    other = prepare_for_inference(make_model(rereading).initialise(generator), precision)
 
     def encoder() -> None:
-        for step in range(encoder_passes):
-            _encoder_pass(model, tokens, int(order[0, step]))
+        for _, _ in zip(range(encoder_passes), write(_blank(other, generator), Manner(order)), strict=False):
+            pass
 
     ceilings = measure_ceilings()
     encoder()  # warm
@@ -56,7 +56,7 @@ def bench_sampling(
     per_pass = [seconds / encoder_passes for seconds in taken["encoder"]]
     whole = [seconds * length for seconds in per_pass]
     step = statistics.median(taken["a quarter of the steps"]) / max(1, length // 4)
-    weights = _weights_of_a_step(model)
+    weights = weights_of_a_step(model)
     return {
         "shape": shape,
         "precision": pick_precision(precision, pick_device()),
@@ -75,22 +75,6 @@ def bench_sampling(
     }
 
 
-def _blank(model: Decoder, generator: torch.Generator) -> Writing:
+def _blank(model: LanguageModel, generator: torch.Generator) -> Writing:
     tokens = torch.zeros(1, model.config.positions, dtype=torch.long, device=pick_device())
     return Writing(model, tokens, torch.ones_like(tokens, dtype=torch.bool), generator=generator)
-
-
-@torch.no_grad()
-def _encoder_pass(model: Decoder, tokens: Tensor, position: int) -> Tensor:
-    """Read a whole text with full attention, predict one position: (V,)."""
-    own = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1
-    attend: Attend = functional.scaled_dot_product_attention
-    hidden = model.slots(tokens, own, own - 1, lambda layer: attend)
-    return model.head(hidden[0, position])
-
-
-def _weights_of_a_step(model: Decoder) -> int:
-    """Count the bytes of the weights that a step reads: all but tables of which it takes a row."""
-    tables = {id(p) for part in model.modules() if isinstance(part, torch.nn.Embedding) for p in part.parameters()}
-    tables -= {id(model.head.weight)}
-    return sum(p.nbytes for p in model.parameters() if id(p) not in tables)

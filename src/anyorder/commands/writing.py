@@ -18,9 +18,10 @@ from anyorder.data.shards import open_dataset
 from anyorder.data.tokenizer import Tokenizer
 from anyorder.display import Watch, counting_progress, show_filled, show_sample
 from anyorder.errors import InputError
+from anyorder.models.inference import prepare_for_inference
 from anyorder.models.model import LanguageModel
 from anyorder.options import Ways
-from anyorder.precision import Precision, cast_for_inference
+from anyorder.precision import Precision
 from anyorder.sampling.constraints import from_mask
 from anyorder.sampling.fill import Written, write, written
 from anyorder.sampling.held_out import held_out_templates
@@ -78,7 +79,7 @@ def fill(
     else:
         model, tokenizer = load_with_tokenizer(run, weights)
         cases = [parse_template(template, tokenizer, longest).templates(model.config.positions)] * samples
-    model = cast_for_inference(model, precision)
+    model = prepare_for_inference(model, precision)
     generator = generator_for(seed, "fill")
     batches = in_batches(cases, batch_size)
     filled = (f for batch in batches for f in fill_templates(model, tokenizer, batch, manner, filters, generator))
@@ -136,7 +137,7 @@ def sample(
         raise InputError(f"delay is {delay}; accepted: 0 to 60 seconds")
     model, tokenizer = load_with_tokenizer(run, weights)
     tokens, blanks = _between(model, tokenizer, prefix, suffix, length)
-    model = cast_for_inference(model, precision)
+    model = prepare_for_inference(model, precision)
     allowed = torch.arange(model.config.vocabulary) < tokenizer.vocabulary
     generator = generator_for(seed, "sample")
     rows = 1 if watch else min(batch_size, samples)

@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, bias: bool, qk_norm: bool):
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.qkv: nn.Module = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
         self.query_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(width // heads) if qk_norm else nn.Identity()
@@ -64,8 +64,9 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, attend: Attend, wanted: Tensor | None
     ) -> Tensor:  # (B, n, C) -> (B, n, C), or (B, w, C) of the wanted slots
-        if wanted is None:
+        if wanted is None or not isinstance(self.qkv, nn.Linear):  # a packed map is not cut in parts
             query, key, value = self._heads(self.qkv(x), 3)  # each (B, H, n, d)
+            query = query if wanted is None else query[:, :, wanted]
         else:  # the others' keys and values alone
             width, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
             of_query, of_rest = (None, None) if bias is None else (bias[:width], bias[width:])
@@ -125,9 +126,9 @@ class Block(nn.Module):
             return x + self.mlp(self.mlp_norm(x))
         (shift, scale, gate), after = modulation
         mixed = self.attention(modulate(self.attention_norm(x), shift, scale), rotation, attend, wanted)
-        x = pick(x, wanted) + pick(gate, wanted) * mixed
+        x = torch.addcmul(pick(x, wanted), pick(gate, wanted), mixed)
         mlp_shift, mlp_scale, mlp_gate = (pick(part, wanted) for part in after)
-        return x + mlp_gate * self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale))
+        return torch.addcmul(x, mlp_gate, self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale)))
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

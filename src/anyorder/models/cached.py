@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyorder.errors import InputError
 from anyorder.models.blocks import Attend
-from anyorder.models.context import Asked, Context, count_all, new_cache
+from anyorder.models.context import Asked, Context, count_all, new_cache, store
 from anyorder.models.decoder import ONE_ORDER, Decoder
 from anyorder.models.reading import Sight
 
@@ -78,8 +78,8 @@ class CachedContext(Context):
         of_run = asked.column < 0
         column = asked.column + (self.lengths - before)[asked.row]
         return (
-            Asked(asked.hidden[of_run], asked.row[of_run], column[of_run], asked.head),
-            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run], asked.head),
+            Asked(asked.hidden[of_run], asked.row[of_run], column[of_run], asked.model),
+            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run], asked.model),
         )
 
     @torch.no_grad()
@@ -97,7 +97,7 @@ class CachedContext(Context):
         wanted = index >= since[row]
         if not len(row):
             nothing = self.model.token_embedding.weight.new_zeros(0, self.model.config.width)
-            return Asked(nothing, row, column, self.model.head)
+            return Asked(nothing, row, column, self.model)
         hidden = self.model.slots(
             slots.content[row, column][None],
             slots.own[row, column][None],
@@ -109,7 +109,7 @@ class CachedContext(Context):
         self.tokens_forwarded += len(row)
         self.final = self.lengths.clone()
         self.asked = positions.masked_fill(torch.arange(positions.shape[1]).to(counts) >= counts[:, None], -1)
-        return Asked(hidden, row[wanted], (index - self.lengths[row])[wanted], self.model.head)
+        return Asked(hidden, row[wanted], (index - self.lengths[row])[wanted], self.model)
 
     def _slots(self, positions: Tensor, counts: Tensor) -> _Slots:
         """Lay out the slots of a pass: those still to be computed, then the replicas."""
@@ -130,21 +130,21 @@ class CachedContext(Context):
 
     def _attention(self, slots: _Slots, row: Tensor, since: Tensor) -> Callable[[int], Attend]:
         """Say how the packed slots of a pass attend: store their keys and values, then read the cache."""
-        place = row * self.length + slots.index[slots.valid]  # (P,) in the cache, its rows one after the other
+        place = slots.index[slots.valid]  # (P,) in the cache
         # a slot sees those before it, a replica the final ones, and each itself
-        sight = Sight(slots.counts, torch.minimum(slots.index, self.lengths[:, None]), slots.index)
-        of_all = sight.reader()
+        sight = Sight(slots.counts, torch.minimum(slots.index, self.lengths[:, None]), slots.index, self.length)
+        of_all = sight.reader(self.keys[0].dtype)
         left_out = (since - self.final).clamp(min=0)  # slots that only leave their keys and values
-        of_wanted = sight.last((slots.counts - left_out).clamp(min=0)).reader()
+        of_wanted = sight.last((slots.counts - left_out).clamp(min=0)).reader(self.keys[0].dtype)
 
         def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
             read = of_wanted if layer + 1 == len(self.keys) else of_all
 
             def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, H, P, d)
-                for stored, new in ((keys, key), (values, value)):
-                    stored.flatten(0, 1).index_copy_(0, place, new[0].transpose(0, 1).to(stored.dtype))
-                return read(query[0].transpose(0, 1).to(keys.dtype), keys, values).transpose(0, 1)[None]
+                store(keys, key[0], row, place)
+                store(values, value[0], row, place)
+                return read(query[0].to(keys.dtype), keys, values)[None]
 
             return mix
 
@@ -160,6 +160,6 @@ class CachedContext(Context):
         moved = replica > 0
         if bool(moved.any()):
             for stored in (*self.keys, *self.values):
-                stored[row[moved], target[moved]] = stored[row[moved], source[moved]]
+                stored[row[moved], :, target[moved]] = stored[row[moved], :, source[moved]]
         self.final[row] = at[row] + 1
         self.asked = torch.full_like(self.asked, -1)

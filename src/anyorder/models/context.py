@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from anyorder.errors import InputError
@@ -23,19 +23,19 @@ class Asked:
     hidden: Tensor  # (P, C)
     row: Tensor  # (P,)
     column: Tensor  # (P,)
-    head: nn.Linear
+    model: LanguageModel
 
     def parts(self) -> Iterator[tuple[Tensor, slice]]:
         """Yield the logits of some of them (p, V), and which: no more at once than LOGITS entries."""
-        step = max(1, LOGITS // self.head.out_features)
+        step = max(1, LOGITS // self.model.config.vocabulary)
         for start in range(0, len(self.row), step):
             part = slice(start, start + step)
-            logits = self.head(self.hidden[part])
+            logits = self.model.head(self.hidden[part])
             yield logits, part
 
     def table(self, shape: torch.Size) -> Tensor:
         """Put all logits in their places: (R, K) -> (R, K, V), 0 where nothing was asked."""
-        logits = self.head(self.hidden)
+        logits = self.model.head(self.hidden)
         if len(logits) == shape.numel():
             return logits.view(*shape, -1)
         return logits.new_zeros(*shape, logits.shape[-1]).index_put((self.row, self.column), logits)
@@ -142,8 +142,16 @@ def count_all(like: Tensor, positions: Tensor, counts: Tensor | None) -> Tensor:
     return torch.full_like(like, positions.shape[1]) if counts is None else counts
 
 
+def store(cache: Tensor, new: Tensor, row: Tensor, column: Tensor) -> None:
+    """Write packed keys or values (H, P, d) to their rows (P,) and columns (P,) of a layer's cache."""
+    if len(cache) == 1:
+        cache[0].index_copy_(1, column, new.to(cache.dtype))
+    else:
+        cache[row, :, column] = new.transpose(0, 1).to(cache.dtype)
+
+
 def new_cache(model: LanguageModel, rows: int, columns: int) -> list[Tensor]:
-    """Set aside keys, or values, of all layers: (R, S, H, d) each."""
+    """Set aside keys, or values, of all layers: (R, H, S, d) each."""
     config, weight = model.config, model.token_embedding.weight
-    shape = (rows, columns, config.heads, config.width // config.heads)
+    shape = (rows, config.heads, columns, config.width // config.heads)
     return [torch.zeros(shape, device=weight.device, dtype=compute_dtype(weight)) for _ in range(config.layers)]

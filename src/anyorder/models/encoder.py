@@ -184,7 +184,7 @@ class EncoderContext(Context):
             found.append(hidden[number[within] - start, positions[row[within], column[within]]])
         width = self.model.config.width
         nothing = self.model.token_embedding.weight.new_zeros(0, width)
-        return Asked(torch.cat(found) if found else nothing, row, column, self.model.head)
+        return Asked(torch.cat(found) if found else nothing, row, column, self.model)
 
     def _read(self, rows: Tensor, known: Tensor) -> Tensor:
         """Read texts of rows (N,), of which the first known (N,) revealed positions are seen: (N, T, C)."""

@@ -53,6 +53,9 @@ class Injection(nn.Module):
     def finish_init(self) -> None:
         """Set what the model's common initialisation leaves to the injection."""
 
+    def freeze(self) -> None:
+        """Compute what depends on weights alone, once; they do not change after."""
+
     def become_identity(self) -> None:
         """Set the weights such that the model computes what it would without this injection."""
 
@@ -101,19 +104,29 @@ class AdaLN(Injection):
         self.target_position_embedding = nn.Embedding(shape.positions, condition)
         self.block_maps = nn.ModuleList(nn.Linear(condition, 6 * shape.width) for _ in range(shape.layers))
         self.final_map = nn.Linear(condition, 2 * shape.width)
+        self.tables = nn.ParameterList()  # of every block and the final norm, once frozen
 
-    def _gather(self, linear: nn.Module, target: Tensor, parts: int) -> tuple[Tensor, ...]:
+    @torch.no_grad()
+    def freeze(self) -> None:
+        signal = functional.silu(self.target_position_embedding.weight)
+        tables = [linear(signal) for linear in (*self.block_maps, self.final_map)]
+        self.tables = nn.ParameterList(nn.Parameter(table, requires_grad=False) for table in tables)
+
+    def _gather(self, layer: int, target: Tensor, parts: int) -> tuple[Tensor, ...]:
+        if len(self.tables):
+            return functional.embedding(target, self.tables[layer]).chunk(parts, -1)  # each (B, n, C)
+        linear = self.block_maps[layer] if layer >= 0 else self.final_map
         if target.numel() < self.target_position_embedding.num_embeddings:
             return linear(functional.silu(self.target_position_embedding(target))).chunk(parts, -1)  # each (B, n, C)
         table = linear(functional.silu(self.target_position_embedding.weight))  # (T, parts * C)
         return functional.embedding(target, table).chunk(parts, -1)
 
     def at_block(self, layer: int, x: Tensor, target: Tensor) -> tuple[Tensor, tuple[Modulation, Modulation] | None]:
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._gather(self.block_maps[layer], target, 6)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._gather(layer, target, 6)
         return x, ((shift, scale, gate), (mlp_shift, mlp_scale, mlp_gate))
 
     def at_end(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        shift, scale = self._gather(self.final_map, target, 2)
+        shift, scale = self._gather(-1, target, 2)
         return shift, scale
 
     def finish_init(self) -> None:
@@ -192,6 +205,10 @@ class Together(Injection):
     def finish_init(self) -> None:
         for part in self._parts():
             part.finish_init()
+
+    def freeze(self) -> None:
+        for part in self._parts():
+            part.freeze()
 
     def become_identity(self) -> None:
         for part in self._parts():

@@ -33,7 +33,7 @@ class LanguageModel(nn.Module, ABC):
         )
         self.final_norm = make_norm(c.norm, c.width, c.bias)
         # A tied head has no bias: the published tied model has none, and GPT-2 neither.
-        self.head = nn.Linear(c.width, c.vocabulary, bias=c.bias and not c.tied_head)
+        self.head: nn.Module = nn.Linear(c.width, c.vocabulary, bias=c.bias and not c.tied_head)
         if c.tied_head:
             self.head.weight = self.token_embedding.weight
         self.injection = injection

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anyorder.config import ModelConfig
 from anyorder.models.blocks import Attend, causal
-from anyorder.models.context import Asked, Context, count_all, new_cache
+from anyorder.models.context import Asked, Context, count_all, new_cache, store
 from anyorder.models.injection import Injection, Shape, make_injection
 from anyorder.models.model import LanguageModel
 from anyorder.models.reading import Sight
@@ -97,8 +97,8 @@ class TwoStreamContext(Context):
         asked = self._ask(torch.cat((positions, ahead), 1), offset < limits, sees)
         of_run = asked.column < run
         return (
-            Asked(asked.hidden[of_run], asked.row[of_run], asked.column[of_run], asked.head),
-            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run] - run, asked.head),
+            Asked(asked.hidden[of_run], asked.row[of_run], asked.column[of_run], asked.model),
+            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run] - run, asked.model),
         )
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ class TwoStreamContext(Context):
         row, column = (offset < total[:, None]).nonzero(as_tuple=True)
         if not len(row):
             nothing = self.model.token_embedding.weight.new_zeros(0, self.model.config.width)
-            return Asked(nothing, row, column, self.model.head)
+            return Asked(nothing, row, column, self.model)
         index = (self.final[:, None] + offset).clamp(max=self.length)  # (R, Q) in the cache, of content slots
         asking = offset >= pending[:, None]
         question = place.gather(1, (offset - pending[:, None]).clamp(0, max(0, positions.shape[1] - 1)))  # (R, Q)
@@ -120,32 +120,36 @@ class TwoStreamContext(Context):
         content = self.tokens.gather(1, before)
         own = torch.where(index == 0, 0, self.positions.gather(1, before) + 1)
         own = torch.where(asking, positions.gather(1, question) + 1, own)
-        sight = Sight(total, torch.where(asking, sees.gather(1, question), index), torch.where(asking, -1, index))
+        below, itself = torch.where(asking, sees.gather(1, question), index), torch.where(asking, -1, index)
+        sight = Sight(total, below, itself, self.length + 1)
         its = asking[row, column]
         hidden = self.model.slots(
             content[row, column][None],
             own[row, column][None],
             its[None],
-            self._attention(sight, counts, row[~its] * (self.length + 1) + index[row, column][~its], ~its),
+            self._attention(sight, counts, row[~its], index[row, column][~its], ~its),
             its.nonzero()[:, 0],
         )[0]
         self.passes += 1
         self.tokens_forwarded += len(row)
         self.final = torch.where(total > 0, self.lengths + 1, self.final)
-        return Asked(hidden, row[its], question[row, column][its], self.model.head)
+        return Asked(hidden, row[its], question[row, column][its], self.model)
 
-    def _attention(self, sight: Sight, asked: Tensor, place: Tensor, stored: Tensor) -> Callable[[int], Attend]:
-        """Say how packed slots attend: keys and values of the `stored` ones (P,) go to their place, then all read."""
-        of_all, of_asked = sight.reader(), sight.last(asked).reader()
+    def _attention(
+        self, sight: Sight, asked: Tensor, row: Tensor, place: Tensor, stored: Tensor
+    ) -> Callable[[int], Attend]:
+        """Say how packed slots attend: keys and values of the `stored` ones go to their place, then all read."""
+        number_type = self.keys[0].dtype
+        of_all, of_asked = sight.reader(number_type), sight.last(asked).reader(number_type)
 
         def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
             read = of_asked if layer + 1 == len(self.keys) else of_all
 
             def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, H, P, d)
-                for kept, new in ((keys, key), (values, value)):
-                    kept.flatten(0, 1).index_copy_(0, place, new[0].transpose(0, 1)[stored].to(kept.dtype))
-                return read(query[0].transpose(0, 1).to(keys.dtype), keys, values).transpose(0, 1)[None]
+                store(keys, key[0][:, stored], row, place)
+                store(values, value[0][:, stored], row, place)
+                return read(query[0].to(keys.dtype), keys, values)[None]
 
             return mix
 

@@ -79,7 +79,7 @@ class Manner:
             raise InputError(f"burst tries random orders, and order is {self.order}; accepted: random")
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def write(writing: Writing, manner: Manner) -> Iterator[Reveal]:
     """Write the blanks, yielding each step as it is done."""
     surest = parse_surest(manner.order) if isinstance(manner.order, str) else None
