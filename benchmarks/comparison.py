@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from anyorder.bench.families import bench_families
 from benchmarks.record import ROOT, record
 
 DATA, RUNS = Path("data/sotu"), Path("runs/comparison")
-TABLE = ROOT / "docs/tables/comparison.md"
+TABLES = ROOT / "docs/tables"
 INJECTIONS = ("add", "layer", "adaln", "rotary", "add+rotary", "layer+rotary", "adaln+rotary")
 CELLS = (
     *(("decoder", injection, "left_to_right") for injection in ("none", "rotary")),
@@ -25,6 +26,15 @@ CELLS = (
     *(("sedd", injection, "random") for injection in ("none", "rotary")),
 )
 LIMIT, ENSEMBLE = 400, 8
+COSTS = (  # head of the column, what is computed, what is counted
+    ("parameters", "parameters", None),
+    ("operations a token in training", "training_operations_a_token", "counted_training_operations_a_token"),
+    ("tokens with a gradient", "share_of_tokens_with_gradient", "counted_share_of_tokens_with_gradient"),
+    ("passes to score an order", "passes_to_score_an_order", "counted_passes_to_score"),
+    ("slots to score an order", "slots_to_score_an_order", "counted_slots_to_score"),
+    ("passes to generate", "passes_to_generate", "counted_passes_to_generate"),
+    ("slots to generate", "slots_to_generate", "counted_slots_to_generate"),
+)
 COLUMNS = {
     "left to right": "left to right",
     "any order": "any order",
@@ -35,7 +45,8 @@ COLUMNS = {
 
 
 def main() -> int:
-    rows = []
+    write_families()
+    rows: list[dict[str, Any]] = []
     for number, (family, injection, orders) in enumerate(CELLS, 1):
         print(f"{number} of {len(CELLS)}: {family}, {injection}, {orders}", flush=True)
         rows.append({"family": family, "injection": injection, "orders": orders} | cell(family, injection, orders))
@@ -74,13 +85,31 @@ def anyorder(*arguments: str) -> None:
 def write_table(rows: list[dict[str, Any]]) -> None:
     """Write held-out perplexity, cell by cell."""
     head = ["family", "injection", "trained on", *(f"{name}" for name in COLUMNS.values()), "tokens/s"]
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    lines = [head]
     for row in rows:
         figures = [f"{math.exp(row[name]):.1f}" if name in row else "" for name in COLUMNS]
         cells = [row["family"], f"`{row['injection']}`", f"`{row['orders']}`", *figures]
-        lines.append(" | ".join([*cells, f"{row['tokens_per_second']:,.0f}"]))
-    TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text("\n".join(f"| {line} |" for line in lines) + "\n", encoding="utf-8")
+        lines.append([*cells, f"{row['tokens_per_second']:,.0f}"])
+    write_markdown("comparison", lines)
+
+
+def write_families() -> None:
+    """Write what each family costs: computed, and in brackets counted."""
+    rows = bench_families(lambda what, done, of: None, "tiny")
+    lines = [["model", *(name for name, _, _ in COSTS), "conditionals of 4 positions"]]
+    for row in rows:
+        pairs = [
+            f"{row[ours]:,.4g} ({row[counted]:,.4g})" if counted else f"{row[ours]:,}" for _, ours, counted in COSTS
+        ]
+        lines.append([row["model"], *pairs, str(row["conditionals_of_4_positions"])])
+    write_markdown("families", lines)
+
+
+def write_markdown(name: str, lines: list[list[str]]) -> None:
+    TABLES.mkdir(exist_ok=True)
+    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    (TABLES / f"{name}.md").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
