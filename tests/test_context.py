@@ -113,6 +113,17 @@ def test_ragged_questions_are_answered_where_they_are_asked() -> None:
         assert not logits[row, count:].any()
 
 
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_asking_nothing_is_answered_by_nothing(changes: dict[str, Any]) -> None:
+    context = open_context(small_model(**changes), 2, LENGTH)
+    place = torch.tensor([[3], [5]])
+    context.reveal(place, torch.zeros(2, 1, dtype=torch.long))
+    nothing = torch.zeros(2, dtype=torch.long)
+    assert not context.marginals(place + 1, nothing).any()
+    expected = uncached(context.model, context, place + 1)
+    assert torch.allclose(context.marginals(place + 1).log_softmax(-1), expected, atol=1e-5)
+
+
 @torch.no_grad()
 def test_only_what_is_new_is_computed() -> None:
     """The lazy newest slot: a step computes the slot of the last token with its question, and nothing twice."""

@@ -210,7 +210,11 @@ def test_every_command_works_for_each_family(
         assert "ensemble of 4" in capsys.readouterr().out
     else:
         assert "make no difference" in refused(capsys, *evaluate[:-2], "--ensemble", "4")
-    ways = [[], ["--steps", "4"], ["--steps", "20", "--schedule", "ancestral"], ["--exact"], ["--order", "margin"]]
+    ways = [[], ["--steps", "4"], ["--steps", "20", "--schedule", "ancestral"], ["--order", "margin"]]
+    if family in ("decoder", "two_stream"):
+        ways.append(["--exact"])
+    else:
+        assert "accepted: a model of family decoder or two_stream" in refused(capsys, "sample", run, "--exact")
     noisy = [["--steps", "7", "--schedule", schedule] for schedule in ("euler", "tweedie")]
     for way in ways + (noisy if family == "sedd" else []):
         assert main(["sample", str(run), "--samples", "2", "--json", *way]) == 0
@@ -315,6 +319,9 @@ def test_training_starts_from_a_left_to_right_run(
     assert "was started with" in refused(capsys, *again)
     assert "accepted: an injection of add, layer and adaln" in refused(
         capsys, *start, "--out", tmp_path / "no", "--injection", "rotary"
+    )
+    assert "layers = 3 was given" in refused(
+        capsys, *start, "--out", tmp_path / "no", "--injection", "adaln", "--layers", 3
     )
     assert "accepted: two decoders" in refused(
         capsys, *start, "--out", tmp_path / "no", "--family", "encoder", "--injection", "none"

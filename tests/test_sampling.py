@@ -12,6 +12,7 @@ import anyorder as ao
 from anyorder.models.inference import prepare_for_inference
 from anyorder.sampling.filters import Filters, draw, parse_temperature
 from anyorder.sampling.schedules import revealed
+from anyorder.sampling.stepwise import progress_of
 from tests.conftest import GOLDEN, INJECTIONS, small_model
 
 
@@ -109,6 +110,13 @@ def test_steps_are_yielded_as_they_are_done() -> None:
     assert seen == 8
 
 
+def test_progress_goes_from_0_to_1_over_a_row() -> None:
+    counts = torch.tensor([[1, 0], [0, 2], [3, 1], [0, 0], [1, 0]])
+    found = torch.stack([progress_of(step, counts) for step in range(5)])
+    assert found[:, 0].tolist() == [0, 0.25, 0.5, 0.75, 1.0]
+    assert found[:3, 1].tolist() == [0, 0.5, 1.0]
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_schedules_are_exact(schedule: str) -> None:
     """Against rational arithmetic; and where the published float32 formula is one short, ours is not."""
@@ -197,6 +205,8 @@ def test_what_cannot_be_is_refused() -> None:
         ({"steps": 0}, "steps is 0; accepted: 1 to 8"),
         ({"steps": 9}, "steps is 9; accepted: 1 to 8"),
         ({"schedule": "square", "steps": 2}, "unknown schedule"),
+        ({"schedule": "cosine"}, "without steps"),
+        ({"schedule": "cosine", "exact": True}, "without steps"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": (1.0, -1.0)}, "last temperature is -1"),
         ({"temperature": math.nan}, "temperature is nan"),
@@ -205,6 +215,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"min_p": 2.0}, "min_p 2.0"),
         ({"draft": 2}, "it together with exact"),
         ({"exact": True, "steps": 2}, "accepted: one of them"),
+        ({"exact": True, "steps": 2, "schedule": "cosine"}, "accepted: one of them"),
         ({"exact": True, "order": "margin"}, "depends on what is written"),
         ({"burst": 2, "order": "left_to_right"}, "accepted: random"),
         ({"order": "margin(0)"}, "window of 0"),
@@ -224,7 +235,14 @@ def test_what_cannot_be_is_refused() -> None:
     one_order = small_model(injection="none")
     with pytest.raises(ao.InputError, match="left to right only"):
         ao.generate(one_order, 1, 8, "random", generator=seeded())
-    out = ao.generate(one_order, 2, 8, "left_to_right", exact=False, generator=seeded())
+    beyond: tuple[dict[str, Any], ...] = ({"steps": 2}, {"order": "margin"})
+    for how in beyond:
+        with pytest.raises(ao.InputError, match="left to right only"):  # its newest slot knows one question
+            ao.generate(one_order, 1, 8, **{"order": "left_to_right", "generator": seeded(), **how})
+    none = torch.zeros(0, 8, dtype=torch.long)
+    with pytest.raises(ao.InputError, match="at least one text"):
+        ao.fill(model, none, none.bool())
+    out = ao.generate(one_order, 2, 8, "left_to_right", exact=True, generator=seeded())
     assert out.order.tolist() == [list(range(8))] * 2
     for text in ("x", "1..", "..1"):
         with pytest.raises(ao.InputError, match="accepted: a number, or two"):

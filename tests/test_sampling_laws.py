@@ -197,7 +197,7 @@ def test_other_families_have_their_enumerated_law(family: str) -> None:
     every = torch.stack([law_of(order) for order in itertools.permutations(range(4))]).mean(0)
     assert misfit(ao.generate(model, COUNT, 4, "random", generator=seeded()).tokens, every) < 4
     along = law_of((2, 0, 3, 1))
-    for exact in (False, True):
+    for exact in (False, True) if family == "two_stream" else (False,):
         out = ao.generate(model, COUNT, 4, ORDER.expand(COUNT, 4), exact=exact, generator=seeded())
         assert misfit(out.tokens, along) < 4
     if family == "encoder":  # ancestral, in so many steps that two tokens rarely fall into one

@@ -228,10 +228,10 @@ def show_filled(found: FilledText, tokenizer: Tokenizer, truth: Tensor | None) -
         written.append(" ")
     console.print(written)
     if len(candidates) > 1:
-        ranked = sorted(candidates, key=lambda candidate: -candidate.mean_logprob)
-        tried = Text("  mean log-probability by the tokens of each blank: ", style="dim")
+        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
+        tried = Text("  log-probability by the tokens of each blank (mean; of a choice the sum): ", style="dim")
         for number, candidate in enumerate(ranked[:SHOWN_CANDIDATES]):
-            shown = f"{'+'.join(map(str, candidate.lengths))}: {candidate.mean_logprob:.2f}  "
+            shown = f"{'+'.join(map(str, candidate.lengths))}: {candidate.score:.2f}  "
             tried.append(shown, style="bold green" if number == 0 else "dim")
         if len(ranked) > SHOWN_CANDIDATES:
             tried.append(f"and {len(ranked) - SHOWN_CANDIDATES} more", style="dim")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from anyorder import orders
-from anyorder.config import Family, Precision, Preset
+from anyorder.config import Family, ModelConfig, Precision, Preset
 from anyorder.errors import InputError
 from anyorder.sampling.fill import Manner
 from anyorder.sampling.filters import Filters, parse_temperature
@@ -76,6 +76,11 @@ class Overrides:
     """adaln only: what gates start at, 0 as published or 1."""
     rotary_base: Annotated[float | None, _of("FLOAT")] = None
     """rotary only: base of the frequencies."""
+
+    def shape_given(self) -> dict[str, Any]:
+        """Name what of the model's shape is given, the injection and family aside."""
+        fields = {field.name for field in dataclasses.fields(ModelConfig)} - {"injection", "family"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in fields and value is not None}
 
     def apply(self, to: Preset) -> Preset:
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}

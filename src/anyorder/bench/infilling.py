@@ -22,12 +22,14 @@ def patterns(tokens: Tensor) -> dict[str, Tensor]:
     """Blank out 95 % and 50 % of each text at random, and one stretch of 20 tokens: (N, T) bool each."""
     count, length = tokens.shape
     chance = torch.rand(tokens.shape, generator=generator_for(0, "blanks"))
-    start = (torch.rand(count, 1, generator=generator_for(0, "start")) * (length - 20)).long()
+    chance = chance.scatter(1, chance.argmin(1, keepdim=True), 0.0)  # one blank at least
+    stretch = min(20, length)
+    start = (torch.rand(count, 1, generator=generator_for(0, "start")) * (length - stretch + 1)).long()
     place = torch.arange(length)
     return {
         "95 % blank": chance < 0.95,
         "50 % blank": chance < 0.5,
-        "one blank of 20": (place >= start) & (place < start + 20),
+        f"one blank of {stretch}": (place >= start) & (place < start + stretch),
     }
 
 
@@ -79,5 +81,5 @@ def _from_the_left(model: LanguageModel, tokens: Tensor, blanks: Tensor) -> Tens
     return written
 
 
-def _error(values: Tensor) -> float:
-    return float(values.std() / math.sqrt(len(values)))
+def _error(values: Tensor) -> float | None:
+    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else None

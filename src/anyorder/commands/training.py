@@ -91,6 +91,12 @@ def train(
                 "accepted: data prepared with the same"
             )
         first = warm_start(donor, chosen.model)
+        for name, value in overrides.shape_given().items():
+            if getattr(first.config, name) != value:
+                raise InputError(
+                    f"{name} = {value} was given, and the weights of {start} have {getattr(first.config, name)}; "
+                    "accepted: the shape of the weights to start from"
+                )
         training = dataclasses.replace(chosen.training, start=weights_sha256(donor))
         chosen = Preset(first.config, training)
     config = checkpoint.RunConfig(

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +23,10 @@ from anyorder.models.model import LanguageModel
 from anyorder.options import Ways
 from anyorder.precision import Precision
 from anyorder.sampling.constraints import from_mask
-from anyorder.sampling.fill import Written, write, written
+from anyorder.sampling.fill import Manner, Written, write, written
 from anyorder.sampling.held_out import held_out_templates
-from anyorder.sampling.template import parse_template, pieces_of, writing_order
+from anyorder.sampling.schedules import COUNTED
+from anyorder.sampling.template import Template, parse_template, pieces_of, writing_order
 from anyorder.sampling.texts import Candidate, fill_templates, in_batches
 from anyorder.sampling.writing import Writing
 
@@ -49,7 +50,7 @@ def fill(
 
     `anyorder fill RUN "The {4} of the {2}."` writes four tokens and two. The known text on both sides is read first.
     Blanks: {4} four tokens; {} 1 to --longest tokens, tried all at once, of which the best mean log-probability wins;
-    {3:0-9.,} and {:a-z} of these characters alone; {red|green|light blue} one of these.
+    {3:0-9.,} and {:a-z} of these characters alone; {red|green|light blue} one of these, the likeliest length of them.
 
     Args:
         run: A run, or a published .pt file.
@@ -79,13 +80,20 @@ def fill(
     else:
         model, tokenizer = load_with_tokenizer(run, weights)
         cases = [parse_template(template, tokenizer, longest).templates(model.config.positions)] * samples
+    most = max(int(template.blanks.sum()) for case in cases for template in case)
+    if manner.steps is not None and manner.schedule in COUNTED and manner.steps > most:
+        raise InputError(f"steps is {manner.steps}; accepted: 1 to {most}, the number of tokens to write")
     model = prepare_for_inference(model, precision)
     generator = generator_for(seed, "fill")
-    batches = in_batches(cases, batch_size)
-    filled = (f for batch in batches for f in fill_templates(model, tokenizer, batch, manner, filters, generator))
+    filled = (
+        found
+        for batch in in_batches(cases, batch_size)
+        for found in fill_templates(model, tokenizer, batch, _at_most(manner, batch), filters, generator)
+    )
     for found, truth in zip(filled, truths, strict=False):
         if as_json:
-            shown = _written_json(found.out, found.template.blanks, tokenizer, found.candidates)
+            starts = [start for start, _, _ in found.template.spans]
+            shown = _written_json(found.out, found.template.blanks, tokenizer, starts, found.candidates)
             print(json.dumps(shown, ensure_ascii=False), flush=True)
         else:
             show_filled(found, tokenizer, truth)
@@ -133,6 +141,8 @@ def sample(
     _check_counts(samples=samples, batch_size=batch_size)
     if watch and as_json:
         raise InputError("--watch was given with --json; accepted: one of them")
+    if delay != 0.05 and not watch:
+        raise InputError("--delay was given without --watch; accepted: the two together")
     if not 0 <= delay <= 60:
         raise InputError(f"delay is {delay}; accepted: 0 to 60 seconds")
     model, tokenizer = load_with_tokenizer(run, weights)
@@ -155,6 +165,14 @@ def sample(
                     print(json.dumps(_written_json(out.row(row), blanks, tokenizer), ensure_ascii=False), flush=True)
                 else:
                     show_sample(out.row(row), blanks, tokenizer, count)
+
+
+def _at_most(manner: Manner, batch: Sequence[Sequence[Template]]) -> Manner:
+    """Take no more steps than the batch has blanks in a text."""
+    if manner.steps is None or manner.schedule not in COUNTED:
+        return manner
+    most = max(int(template.blanks.sum()) for case in batch for template in case)
+    return dataclasses.replace(manner, steps=min(manner.steps, most))
 
 
 def _check_counts(**counts: int) -> None:
@@ -182,15 +200,20 @@ def _between(
 
 
 def _written_json(
-    out: Written, blanks: Tensor, tokenizer: Tokenizer, candidates: tuple[Candidate, ...] = ()
+    out: Written,
+    blanks: Tensor,
+    tokenizer: Tokenizer,
+    starts: Sequence[int] = (),
+    candidates: tuple[Candidate, ...] = (),
 ) -> dict[str, Any]:
     """Say all of one text, (T,) in place of (B, T)."""
     shown: dict[str, Any] = {
         "text": tokenizer.decode(out.tokens.tolist()),
-        "pieces": [dataclasses.asdict(piece) for piece in pieces_of(out.tokens, blanks, tokenizer)],
+        "pieces": [dataclasses.asdict(piece) for piece in pieces_of(out.tokens, blanks, tokenizer, starts)],
         "written": [
             {
                 "position": position,
+                "id": int(out.tokens[position]),
                 "token": tokenizer.decode([int(out.tokens[position])]),
                 "step": int(out.steps[position]),
                 "logprob": float(out.logprobs[position]),

@@ -61,6 +61,11 @@ class CachedContext(Context):
         self.final = torch.minimum(self.final, self.lengths)
 
     def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
+        counts = count_all(self.lengths, positions, counts)
+        if not self.model.any_order:  # its newest slot knows one question: what comes next
+            asked = torch.arange(positions.shape[1], device=counts.device) < counts[:, None]
+            if bool((asked & (positions != self.lengths[:, None])).any()):
+                raise InputError(ONE_ORDER)
         return self._ask(positions, counts, self.lengths)
 
     def chain(
@@ -95,7 +100,8 @@ class CachedContext(Context):
         row, column = slots.valid.nonzero(as_tuple=True)
         index = slots.index[row, column]
         wanted = index >= since[row]
-        if not len(row):
+        if not bool(wanted.any()):
+            row, column = row[:0], column[:0]
             nothing = self.model.token_embedding.weight.new_zeros(0, self.model.config.width)
             return Asked(nothing, row, column, self.model)
         hidden = self.model.slots(

@@ -58,11 +58,12 @@ class Constraint:
                     mask[question] = mask[question] & fitting
         return mask
 
-    def check(self, tokens: Tensor, vocabulary: int) -> None:
-        """Refuse choices that do not fit texts (B, T), -1 at blanks."""
-        batch, length = tokens.shape
+    def checked(self, tokens: Tensor, lengths: Tensor, vocabulary: int) -> "Constraint":
+        """Refuse choices that do not fit texts (B, T) of lengths (B,), -1 at blanks; drop what a mask forbids."""
+        taken: set[tuple[int, int]] = set()
+        found = []
         for choice in self.choices:
-            options = choice.options
+            options, where = choice.options, f"positions {choice.positions} of row {choice.row}"
             if options.dim() != 2 or options.shape[1] != len(choice.positions) or not options.numel():
                 raise InputError(
                     f"options {tuple(options.shape)} for {len(choice.positions)} positions; accepted: (C, n)"
@@ -71,16 +72,26 @@ class Constraint:
                 raise InputError(
                     f"options name tokens {int(options.min())} to {int(options.max())}; accepted: 0 to {vocabulary - 1}"
                 )
-            if not 0 <= choice.row < batch or not all(0 <= p < length for p in choice.positions):
+            if not 0 <= choice.row < len(tokens) or not all(0 <= p < lengths[choice.row] for p in choice.positions):
                 raise InputError(
-                    f"a choice is for positions {choice.positions} of row {choice.row}; "
-                    f"accepted: rows below {batch}, positions below {length}"
+                    f"a choice is for {where}; accepted: rows below {len(tokens)}, positions within the text"
                 )
-            if not choice.fitting(tokens[choice.row, list(choice.positions)]).any():
+            places = {(choice.row, position) for position in choice.positions}
+            if len(places) < len(choice.positions) or places & taken:
+                raise InputError(f"a position is named twice in choices, by that for {where}; accepted: once")
+            taken |= places
+            seen = tokens[choice.row, list(choice.positions)]
+            fits = choice.fitting(seen)
+            if self.table is not None and self.kind is not None:
+                mask = self.table[self.kind[choice.row, list(choice.positions)]]  # (n, V)
+                column = torch.arange(len(seen), device=options.device)
+                fits &= (mask[column, options] | (seen >= 0)).all(1)
+            if not fits.any():
                 raise InputError(
-                    f"no option for positions {choice.positions} of row {choice.row} agrees with what is known there; "
-                    "accepted: at least one that does"
+                    f"no option for {where} agrees with what is known and allowed there; accepted: at least one"
                 )
+            found.append(Choice(choice.row, choice.positions, options[fits]))
+        return Constraint(self.table, self.kind, tuple(found))
 
 
 def from_mask(allowed: Tensor | None, choices: Sequence[Choice], shape: tuple[int, int, int]) -> Constraint:

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from anyorder import orders
 from anyorder.errors import InputError
+from anyorder.models.encoder import EncoderContext
 from anyorder.models.model import LanguageModel
 from anyorder.sampling.constraints import Choice, from_mask
 from anyorder.sampling.filters import Filters
 from anyorder.sampling.noising import by_scores
-from anyorder.sampling.schedules import NOISY
+from anyorder.sampling.schedules import NOISY, Schedule
 from anyorder.sampling.speculative import burst, speculative
 from anyorder.sampling.stepwise import MEASURES, along_order, parse_surest, plan, surest_first
 from anyorder.sampling.writing import Reveal, Writing
@@ -56,6 +57,10 @@ class Manner:
             raise InputError(f"draft is {self.draft} and burst {self.burst}; accepted: 1 or more, or 0 for neither")
         if self.draft and not self.exact:
             raise InputError("draft was given; accepted: it together with exact")
+        if self.schedule not in get_args(Schedule):
+            raise InputError(f"unknown schedule {self.schedule!r}; accepted: {', '.join(get_args(Schedule))}")
+        if self.schedule != "linear" and self.steps is None:
+            raise InputError(f"schedule {self.schedule!r} was given without steps; accepted: the two together")
         if self.exact + bool(self.burst) + (self.steps is not None) > 1:
             raise InputError(
                 "steps, exact and burst each say how many tokens are written at a time; accepted: one of them"
@@ -83,6 +88,11 @@ class Manner:
 def write(writing: Writing, manner: Manner) -> Iterator[Reveal]:
     """Write the blanks, yielding each step as it is done."""
     surest = parse_surest(manner.order) if isinstance(manner.order, str) else None
+    if (manner.exact or manner.burst) and isinstance(writing.context, EncoderContext):
+        raise InputError(
+            "exact and burst verify drafts in one causal pass, and an encoder needs one for each; "
+            "accepted: a model of family decoder or two_stream"
+        )
     if manner.burst:
         return (yield from burst(writing, manner.burst))
     if surest is None:

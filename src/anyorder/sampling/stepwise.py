@@ -31,8 +31,8 @@ def plan(totals: Tensor, steps: int | None, schedule: str, generator: torch.Gene
 
 def progress_of(step: int, counts: Tensor) -> Tensor:
     """Say how far each row's text is at a step of plan (S, B), from 0 at its first to 1 at its last: (B,)."""
-    steps = (counts > 0).sum(0)
-    return (step / (steps - 1).clamp(min=1)).clamp(max=1.0)
+    last = ((counts > 0) * torch.arange(len(counts), device=counts.device)[:, None]).amax(0)
+    return (step / last.clamp(min=1)).clamp(max=1.0)
 
 
 def along_order(writing: Writing, order: Tensor, counts: Tensor) -> Iterator[Reveal]:

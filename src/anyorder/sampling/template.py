@@ -24,7 +24,7 @@ MOST_CANDIDATES = 256  # ways of giving lengths to the blanks of a template
 class Blank:
     """What may stand in a blank."""
 
-    lengths: tuple[int, ...]  # how many tokens, any of these
+    lengths: Sequence[int]  # how many tokens, any of these
     after_space: bool = False  # it begins with the space that the text has there
     characters: frozenset[str] | None = None  # made of these alone
     options: tuple[tuple[int, ...], ...] = ()  # one of these, if there are any
@@ -57,14 +57,14 @@ class Pattern:
                 f"the blanks may have {count:,} combinations of lengths; accepted: at most {MOST_CANDIDATES}, which "
                 "fewer blanks of unknown length give, or a smaller --longest"
             )
-        found = [self._template(lengths) for lengths in itertools.product(*(blank.lengths for blank in self.blanks))]
-        fitting = [template for template in found if len(template.tokens) <= positions]
-        if not fitting:
-            shortest = min(len(template.tokens) for template in found)
+        known = sum(len(piece) for piece in self.pieces if isinstance(piece, tuple))
+        shortest = known + sum(min(blank.lengths) for blank in self.blanks)
+        if shortest > positions:  # before anything of that size is made
             raise InputError(
                 f"the template has {shortest} tokens or more; accepted: at most {positions}, the model's positions"
             )
-        return fitting
+        found = [self._template(lengths) for lengths in itertools.product(*(blank.lengths for blank in self.blanks))]
+        return [template for template in found if len(template.tokens) <= positions]
 
     def _template(self, lengths: Sequence[int]) -> Template:
         tokens: list[int] = []
@@ -126,7 +126,7 @@ def _read_blank(piece: str, after_space: bool, tokenizer: Tokenizer, longest: in
     size, colon, characters = inside.partition(":")
     if (size and (not size.isdecimal() or len(size) > 9 or int(size) < 1)) or (colon and not characters):
         raise InputError(f"the template has a blank {piece:.20}; {ACCEPTED}")
-    lengths = (int(size),) if size else tuple(range(1, longest + 1))
+    lengths = (int(size),) if size else range(1, longest + 1)
     return Blank(lengths, after_space, _read_characters(characters) if colon else None)
 
 
@@ -212,12 +212,15 @@ class Piece:
     written: bool
 
 
-def pieces_of(tokens: Tensor, blanks: Tensor, tokenizer: Tokenizer) -> list[Piece]:
-    """Cut a filled text into known and written stretches: (T,), (T,) -> pieces in reading order."""
+def pieces_of(tokens: Tensor, blanks: Tensor, tokenizer: Tokenizer, starts: Sequence[int] = ()) -> list[Piece]:
+    """Cut a filled text into known and written stretches: (T,), (T,) -> pieces in reading order.
+
+    `starts` says where blanks begin, to keep those apart that touch.
+    """
     result: list[Piece] = []
     start = 0
     for end in range(1, len(tokens) + 1):
-        if end == len(tokens) or blanks[end] != blanks[start]:
+        if end == len(tokens) or blanks[end] != blanks[start] or end in starts:
             result.append(Piece(tokenizer.decode(tokens[start:end].tolist()), bool(blanks[start])))
             start = end
     return result

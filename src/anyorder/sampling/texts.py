@@ -21,7 +21,7 @@ class Candidate:
     """One way of giving lengths to the blanks, and how it did."""
 
     lengths: tuple[int, ...]
-    mean_logprob: float  # of the written tokens, under the model's own conditionals
+    score: float  # mean log-probability of the written tokens, under the model; of a choice the sum instead
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def fill_templates(
     generator: torch.Generator | None = None,
     shown: Shown = lambda writing, reveals: reveals,
 ) -> list[FilledText]:
-    """Fill texts in one batch; the templates of a case are candidates, of which the best mean log-probability wins."""
+    """Fill texts in one batch; the templates of a case are candidates, of which the likeliest wins."""
     rows = [template for case in cases for template in case]
     tokens = _stack([template.tokens for template in rows])
     blanks = _stack([template.blanks for template in rows])
@@ -54,15 +54,21 @@ def fill_templates(
     for case in cases:
         numbers = range(start, start + len(case))
         candidates = tuple(
-            Candidate(
-                tuple(length for _, length, _ in rows[n].spans), float(out.model_logprobs[n][blanks[n]].double().mean())
-            )
+            Candidate(tuple(length for _, length, _ in rows[n].spans), score_of(rows[n], out.model_logprobs[n]))
             for n in numbers
         )
-        best = max(numbers, key=lambda n: candidates[n - start].mean_logprob)
+        best = max(numbers, key=lambda n: candidates[n - start].score)
         found.append(FilledText(rows[best], out.row(best, int(lengths[best])), candidates))
         start += len(case)
     return found
+
+
+def score_of(template: Template, logprobs: Tensor) -> float:
+    """Compare ways of giving lengths: by the mean over open blanks, and by all of a choice, which is one event."""
+    parts = [logprobs[start : start + length].double() for start, length, blank in template.spans if blank.options]
+    chosen = sum(float(part.sum()) for part in parts)
+    written = [logprobs[start : start + length] for start, length, blank in template.spans if not blank.options]
+    return chosen + (float(torch.cat(written).double().mean()) if written else 0.0)
 
 
 def in_batches(cases: Iterable[Sequence[Template]], rows: int) -> Iterator[list[Sequence[Template]]]:

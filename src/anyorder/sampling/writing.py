@@ -78,18 +78,24 @@ class Writing:
         self.left = self.group == 1  # (B, T) still to be written
         self.total = self.left.sum(1)  # (B,) blanks of each row
         self.tokens = tokens.masked_fill(self.group != 0, -1)
-        self.constraint.check(self.tokens, self.vocabulary)
+        self.constraint = self.constraint.checked(self.tokens, self.lengths, self.vocabulary)
         self.known_first = orders.grouped(self.group, torch.arange(length, device=tokens.device).expand(batch, -1))
         known = (self.group == 0).sum(1)
         self.origin = torch.arange(batch, device=tokens.device)  # rows of the constraint, which a fork shares
         self.context = open_context(model, batch, length, lengths)
-        first = self.known_first[:, : int(known.max()) if batch else 0]
+        first = self.known_first[:, : int(known.max())]
         self.context.reveal(first, self.tokens.gather(1, first).clamp(min=0), known)
 
     def along(self, order: str | Tensor) -> Tensor:
         """Put the known positions first, then the blanks as `order` has them, then what is beyond the text: (B, T)."""
         batch, length = self.tokens.shape
-        order = orders.draw(order, batch, length, self.generator).to(self.tokens.device)
+        if isinstance(order, str):  # of each text's own length, whatever it is batched with
+            drawn = torch.arange(length).repeat(batch, 1)
+            for its in self.lengths.unique().tolist():
+                rows = (self.lengths == its).nonzero()[:, 0].cpu()
+                drawn[rows, :its] = orders.draw(order, len(rows), its, self.generator)
+            order = drawn
+        order = orders.draw(order, batch, length).to(self.tokens.device)
         return orders.grouped(
             self.group, torch.where(self.group == 1, orders.ranks(order), orders.ranks(self.known_first))
         )
@@ -179,8 +185,10 @@ def _check(tokens: Tensor, blanks: Tensor, lengths: Tensor | None, vocabulary: i
             f"blanks {tuple(blanks.shape)} of {blanks.dtype} do not match tokens {tuple(tokens.shape)}; "
             "accepted: a bool mask of the same shape"
         )
+    if not tokens.numel():
+        raise InputError(f"tokens are {tuple(tokens.shape)}; accepted: at least one text of one token")
     known = tokens.masked_fill(blanks, 0)
-    if tokens.numel() and not 0 <= known.min() <= known.max() < vocabulary:
+    if not 0 <= known.min() <= known.max() < vocabulary:
         raise InputError(
             f"known tokens go from {int(known.min())} to {int(known.max())}; accepted: 0 to {vocabulary - 1}"
         )
