@@ -30,6 +30,12 @@ class Constraint:
     kind: Tensor | None = None  # (B, T) the row of the table for each position
     choices: tuple[Choice, ...] = ()
 
+    def to(self, device: torch.device) -> "Constraint":
+        """Bring all of it to a device."""
+        table, kind = (None if part is None else part.to(device) for part in (self.table, self.kind))
+        choices = tuple(Choice(c.row, c.positions, c.options.to(device)) for c in self.choices)
+        return Constraint(table, kind, choices)
+
     def of_several(self) -> bool:
         """Tell whether a token limits what another position may take."""
         return any(len(choice.positions) > 1 for choice in self.choices)

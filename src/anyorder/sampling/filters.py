@@ -92,6 +92,12 @@ def _nucleus(logprobs: Tensor, mass: float) -> Tensor:
     return torch.zeros_like(kept).scatter(-1, index, kept)
 
 
+def uniform(shape: tuple[int, ...] | torch.Size, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Draw numbers in 0..1 in float64, where the generator is, and bring them to `device`."""
+    its_device = device if generator is None else generator.device
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=its_device).to(device)
+
+
 def draw(logprobs: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw a token from each law: (P, V) -> (P,), one uniform number each.
 
@@ -99,9 +105,9 @@ def draw(logprobs: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (P, V)
     whole = cumulative[:, -1:]
-    uniform = torch.rand(len(logprobs), 1, generator=generator, dtype=torch.float64, device=logprobs.device)
     # below the whole, and past every token whose own share is 0
-    point = torch.minimum(uniform * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    drawn = uniform((len(logprobs), 1), generator, logprobs.device)
+    point = torch.minimum(drawn * whole, torch.nextafter(whole, torch.zeros_like(whole)))
     return torch.searchsorted(cumulative, point, right=True)[:, 0]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from anyorder.errors import InputError
 from anyorder.models.encoder import LEAST, EncoderContext, log_ratio, noise
+from anyorder.sampling.filters import uniform
 from anyorder.sampling.writing import Reveal, Writing
 
 
@@ -43,9 +44,9 @@ def by_scores(writing: Writing, steps: int | None, schedule: str) -> Iterator[Re
         for logits, part in asked.parts():
             total = logits.double().logsumexp(-1) - math.log(context.model.config.vocabulary)
             chance[asked.row[part], asked.column[part]] = (total - log_ratio(sigma) + factor.log()).exp()
-        uniform = torch.rand(positions.shape, generator=writing.generator, dtype=torch.float64).to(chance)
+        drawn_chance = uniform(positions.shape, writing.generator, positions.device)
         there = torch.arange(positions.shape[1], device=left.device) < left[:, None]
-        filled = there & ((uniform < chance) | (step + 1 == steps))
+        filled = there & ((drawn_chance < chance) | (step + 1 == steps))
         count = filled.sum(1)
         if not bool(count.any()):
             continue

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyorder.models.context import Asked
-from anyorder.sampling.filters import draw, gather
+from anyorder.sampling.filters import draw, gather, uniform
 from anyorder.sampling.writing import Reveal, Writing
 
 MOST = 16  # drafts of a row, where their number adapts
@@ -110,7 +110,7 @@ def burst(writing: Writing, tries: int) -> Iterator[Reveal]:
         drafts = _read(writing, writing.context.ask(blanks, left), blanks, left, nothing, verified=False)
         rows = torch.arange(len(left), device=left.device)
         of_try = rows.repeat_interleave(tries)
-        key = torch.rand(len(of_try), blanks.shape[1], generator=writing.generator, dtype=torch.float64).to(left.device)
+        key = uniform((len(of_try), blanks.shape[1]), writing.generator, left.device)
         shuffle = (key + (torch.arange(blanks.shape[1], device=left.device) >= left[of_try, None])).argsort(1)
         tried = drafts.of_rows(of_try).pick(shuffle, left[of_try])
         several = writing.fork(of_try)
@@ -167,10 +167,10 @@ def _accepted(drafts: _Run, true: _Run, generator: torch.Generator | None) -> Te
     """Count the drafts of each row up to the first that fails: each holds with probability min(1, p / q): (B,)."""
     if not drafts.tokens.shape[1]:
         return torch.zeros_like(drafts.counts)
-    uniform = torch.rand(drafts.tokens.shape, generator=generator, dtype=torch.float64, device=drafts.tokens.device)
+    chance = uniform(drafts.tokens.shape, generator, drafts.tokens.device)
     ratio = gather(true.laws, drafts.tokens) - gather(drafts.laws, drafts.tokens)  # (B, n)
-    column = torch.arange(uniform.shape[1], device=uniform.device)
-    holds = (uniform.log() < ratio) & (column < drafts.counts[:, None])
+    column = torch.arange(chance.shape[1], device=chance.device)
+    holds = (chance.log() < ratio) & (column < drafts.counts[:, None])
     return holds.long().cumprod(1).sum(1)
 
 

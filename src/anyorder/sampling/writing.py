@@ -66,13 +66,16 @@ class Writing:
     ):
         """Row r is tokens[r, :lengths[r]]; positions beyond are neither read nor written."""
         _check(tokens, blanks, lengths, model.config.vocabulary)
+        device = model.token_embedding.weight.device
+        tokens, blanks = tokens.to(device), blanks.to(device)
+        lengths = None if lengths is None else lengths.to(device)
         batch, length = tokens.shape
         self.blanks = blanks
         self.filters = Filters() if filters is None else filters
         self.generator = generator
         self.vocabulary = model.config.vocabulary
         self.entries = model.config.entries or self.vocabulary
-        self.constraint = Constraint() if constraint is None else constraint
+        self.constraint = Constraint() if constraint is None else constraint.to(device)
         self.lengths = torch.full((batch,), length, device=tokens.device) if lengths is None else lengths
         self.group = blanks.long().masked_fill(torch.arange(length, device=tokens.device) >= self.lengths[:, None], 2)
         self.left = self.group == 1  # (B, T) still to be written
