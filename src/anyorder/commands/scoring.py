@@ -1,9 +1,11 @@
 """evaluate, score and quality: what a model thinks of texts, and what others think of its texts."""
 
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -105,7 +107,7 @@ def evaluate(
     figures = choose_figures(model, orders, tuple(order), ensemble, mode, contexts, bound)
     sizes = tokenizer.byte_lengths()
     found = []
-    with going_on(), counting_progress(rank == 0) as report:
+    with going_on(rank == 0) as report:
         kept = _partial_folder(run)
         for scored in evaluate_texts(model, texts, figures, sizes, seed, batch_size, limit, precision, kept, report):
             if xz:
@@ -233,7 +235,7 @@ def quality(
     model = load_judge(judge)
     kept = (Path() if json_file is None else json_file.parent) / ".quality.partial"
     found = {}
-    with going_on(), counting_progress(rank == 0) as report:
+    with going_on(rank == 0) as report:
         for name, some in (("generated", written), ("reference", real)):
             if some:
                 found[name] = assess(model, some, length, batch_size, kept, report)
@@ -246,10 +248,26 @@ def quality(
 
 
 @contextmanager
-def going_on() -> Iterator[None]:
-    """Say that an interruption loses nothing."""
+def going_on(shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress, and say that an interruption loses nothing."""
+    received: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, take)
     try:
-        yield
+        with counting_progress(shown) as report:
+
+            def passed_on(what: str, done: int, of: int) -> None:
+                if received:  # it was raised where Python drops exceptions, in a destructor for one
+                    raise KeyboardInterrupt
+                report(what, done, of)
+
+            yield passed_on
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
         raise
+    finally:
+        signal.signal(signal.SIGINT, before)
