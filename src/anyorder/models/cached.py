@@ -60,40 +60,26 @@ class CachedContext(Context):
         super().rollback(lengths)
         self.final = torch.minimum(self.final, self.lengths)
 
-    def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
-        counts = count_all(self.lengths, positions, counts)
+    def _ask_each(self, positions: Tensor, counts: Tensor) -> Asked:
         if not self.model.any_order:  # its newest slot knows one question: what comes next
             asked = torch.arange(positions.shape[1], device=counts.device) < counts[:, None]
             if bool((asked & (positions != self.lengths[:, None])).any()):
                 raise InputError(ONE_ORDER)
         return self._ask(positions, counts, self.lengths)
 
-    def chain(
-        self,
-        positions: Tensor,
-        tokens: Tensor,
-        counts: Tensor | None = None,
-        ahead: Tensor | None = None,
-        ahead_counts: Tensor | None = None,
+    def _ask_run(
+        self, before: Tensor, positions: Tensor, counts: Tensor, ahead: Tensor, ahead_counts: Tensor
     ) -> tuple[Asked, Asked]:
-        before = self.lengths
-        self.reveal(positions, tokens, counts)
-        ahead = positions[:, :0] if ahead is None else ahead
         asked = self._ask(ahead, ahead_counts, torch.maximum(before, self.final))
         of_run = asked.column < 0
-        column = asked.column + (self.lengths - before)[asked.row]
-        return (
-            Asked(asked.hidden[of_run], asked.row[of_run], column[of_run], asked.model),
-            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run], asked.model),
-        )
+        return asked.part(of_run, (self.lengths - before)[asked.row]), asked.part(~of_run)
 
     @torch.no_grad()
-    def _ask(self, positions: Tensor, counts: Tensor | None, since: Tensor) -> Asked:
+    def _ask(self, positions: Tensor, counts: Tensor, since: Tensor) -> Asked:
         """Run all slots not yet computed and one replica for each question.
 
         Return what the head reads of the slots from `since` (R,) on; those before the questions have negative columns.
         """
-        counts = count_all(self.lengths, positions, counts)
         slots = self._slots(positions, counts)
         if not self.model.any_order and bool((slots.valid & (slots.target != slots.index)).any()):
             raise InputError(ONE_ORDER)
@@ -121,7 +107,6 @@ class CachedContext(Context):
         """Lay out the slots of a pass: those still to be computed, then the replicas."""
         questions = positions.shape[1]
         wanted = self.lengths - self.final + counts  # (R,)
-        self.room_for(counts)
         offset = torch.arange(int(wanted.max()), device=positions.device)
         valid = offset < wanted[:, None]  # (R, Q)
         index = (self.final[:, None] + offset).clamp(max=self.length - 1)

@@ -33,6 +33,10 @@ class Asked:
             logits = self.model.head(self.hidden[part])
             yield logits, part
 
+    def part(self, which: Tensor, shift: Tensor | int = 0) -> "Asked":
+        """Take some questions, which (P,) bool, in columns further on by `shift` (P,)."""
+        return Asked(self.hidden[which], self.row[which], (self.column + shift)[which], self.model)
+
     def table(self, shape: torch.Size) -> Tensor:
         """Put all logits in their places: (R, K) -> (R, K, V), 0 where nothing was asked."""
         logits = self.model.head(self.hidden)
@@ -63,11 +67,12 @@ class Context(ABC):
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)  # how many are revealed
         self.passes = self.tokens_forwarded = 0
 
-    @abstractmethod
     def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
         """Predict positions (R, K) from what is revealed, each on its own; of row r the first counts[r]."""
+        counts = count_all(self.lengths, positions, counts)
+        self._demand_room(counts)
+        return self._ask_each(positions, counts)
 
-    @abstractmethod
     def chain(
         self,
         positions: Tensor,
@@ -81,14 +86,29 @@ class Context(ABC):
         The same pass predicts the positions `ahead` (R, K), each on its own, from the whole run. A first position that
         was asked for just before need not be computed again, and then has no prediction here.
         """
+        before, counts = self.lengths, count_all(self.lengths, positions, counts)
+        self.reveal(positions, tokens, counts)
+        ahead = positions[:, :0] if ahead is None else ahead
+        ahead_counts = count_all(before, ahead, ahead_counts)
+        self._demand_room(ahead_counts)
+        return self._ask_run(before, positions, counts, ahead, ahead_counts)
+
+    @abstractmethod
+    def _ask_each(self, positions: Tensor, counts: Tensor) -> Asked:
+        """Do what `ask` says."""
+
+    @abstractmethod
+    def _ask_run(
+        self, before: Tensor, positions: Tensor, counts: Tensor, ahead: Tensor, ahead_counts: Tensor
+    ) -> tuple[Asked, Asked]:
+        """Do what `chain` says of a run that is revealed; before it, before (R,) positions were."""
 
     def reveal(self, positions: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
         """Append positions (R, n) with tokens (R, n), the first counts (R,) of each row; nothing is computed yet."""
-        width = positions.shape[1]
-        counts = torch.full_like(self.lengths, width) if counts is None else counts
+        counts = count_all(self.lengths, positions, counts)
         if int((self.lengths + counts).max()) > self.length:
             raise InputError(f"more than the {self.length} positions of the text were revealed")
-        column = torch.arange(width, device=positions.device)
+        column = torch.arange(positions.shape[1], device=positions.device)
         row, column = (column < counts[:, None]).nonzero(as_tuple=True)
         place = self.lengths[row] + column
         self.positions[row, place] = positions[row, column]
@@ -131,7 +151,7 @@ class Context(ABC):
             scores[asked.row[part], asked.column[part]] = -nats
         return scores
 
-    def room_for(self, counts: Tensor) -> None:
+    def _demand_room(self, counts: Tensor) -> None:
         """Refuse more questions than there are positions left."""
         if int((self.lengths + counts).max()) > self.length:
             raise InputError(f"more positions are asked for than the text's {self.length} leave open")

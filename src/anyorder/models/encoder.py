@@ -1,7 +1,6 @@
 """The encoder: full attention over a text of which some positions are hidden; with the noise as input, SEDD's."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -10,7 +9,7 @@ from torch.nn import functional
 
 from anyorder.config import ModelConfig
 from anyorder.models.blocks import Modulation
-from anyorder.models.context import Asked, Context, count_all
+from anyorder.models.context import Asked, Context
 from anyorder.models.injection import Injection, Shape, Together, make_injection
 from anyorder.models.model import LanguageModel
 
@@ -144,35 +143,25 @@ class EncoderContext(Context):
         if text_lengths is not None and bool((text_lengths < self.length).any()):
             self.exists = torch.arange(self.length, device=self.lengths.device) < text_lengths[:, None]
 
-    def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
-        counts = count_all(self.lengths, positions, counts)
-        self.room_for(counts)
-        asked = self._ask(self.lengths[:, None], positions, counts, lambda column: torch.zeros_like(column))
+    def _ask_each(self, positions: Tensor, counts: Tensor) -> Asked:
+        asked = self._ask(self.lengths[:, None], positions, counts)
         self.passes += int(len(asked.row) > 0)
         return asked
 
-    def chain(
-        self,
-        positions: Tensor,
-        tokens: Tensor,
-        counts: Tensor | None = None,
-        ahead: Tensor | None = None,
-        ahead_counts: Tensor | None = None,
+    def _ask_run(
+        self, before: Tensor, positions: Tensor, counts: Tensor, ahead: Tensor, ahead_counts: Tensor
     ) -> tuple[Asked, Asked]:
-        """Reveal a run, predicting each token from those before it: a pass for each, and one for what is ahead."""
-        before = self.lengths
-        counts = count_all(before, positions, counts)
-        self.reveal(positions, tokens, counts)
+        """A pass for each token of the run, and one for what is ahead."""
         known = before[:, None] + torch.arange(positions.shape[1], device=before.device)
-        of_run = self._ask(known, positions, counts, lambda column: column)
+        of_run = self._ask(known, positions, counts)
         self.passes += int(counts.max())
-        return of_run, self.ask(positions[:, :0] if ahead is None else ahead, ahead_counts)
+        return of_run, self._ask_each(ahead, ahead_counts)
 
     @torch.no_grad()
-    def _ask(self, known: Tensor, positions: Tensor, counts: Tensor, text_of: Callable[[Tensor], Tensor]) -> Asked:
-        """Read row r with its first known[r, j] revealed positions, for the questions whose text_of is j."""
+    def _ask(self, known: Tensor, positions: Tensor, counts: Tensor) -> Asked:
+        """Answer question j of row r from its first known[r, j] revealed positions, or known[r, 0] for all of them."""
         row, column = (torch.arange(positions.shape[1], device=counts.device) < counts[:, None]).nonzero(as_tuple=True)
-        text = row * known.shape[1] + text_of(column)
+        text = row * known.shape[1] + column.clamp(max=known.shape[1] - 1)
         texts, number = text.unique_consecutive(return_inverse=True)
         found = []
         step = max(1, SLOTS // self.length)

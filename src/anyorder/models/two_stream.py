@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anyorder.config import ModelConfig
 from anyorder.models.blocks import Attend, causal
-from anyorder.models.context import Asked, Context, count_all, new_cache, store
+from anyorder.models.context import Asked, Context, new_cache, store
 from anyorder.models.injection import Injection, Shape, make_injection
 from anyorder.models.model import LanguageModel
 from anyorder.models.reading import Sight
@@ -71,35 +71,20 @@ class TwoStreamContext(Context):
         super().rollback(lengths)
         self.final = torch.minimum(self.final, self.lengths + 1)
 
-    def ask(self, positions: Tensor, counts: Tensor | None = None) -> Asked:
-        counts = count_all(self.lengths, positions, counts)
-        self.room_for(counts)
+    def _ask_each(self, positions: Tensor, counts: Tensor) -> Asked:
         valid = torch.arange(positions.shape[1], device=counts.device) < counts[:, None]
         return self._ask(positions, valid, (self.lengths[:, None] + 1).expand(positions.shape))
 
-    def chain(
-        self,
-        positions: Tensor,
-        tokens: Tensor,
-        counts: Tensor | None = None,
-        ahead: Tensor | None = None,
-        ahead_counts: Tensor | None = None,
+    def _ask_run(
+        self, before: Tensor, positions: Tensor, counts: Tensor, ahead: Tensor, ahead_counts: Tensor
     ) -> tuple[Asked, Asked]:
-        before, run = self.lengths, positions.shape[1]
-        counts = count_all(before, positions, counts)
-        self.reveal(positions, tokens, counts)
-        ahead = positions[:, :0] if ahead is None else ahead
-        ahead_counts = count_all(before, ahead, ahead_counts)
-        self.room_for(ahead_counts)
+        run = positions.shape[1]
         offset = torch.arange(run + ahead.shape[1], device=before.device)
         limits = torch.where(offset < run, counts[:, None], run + ahead_counts[:, None])
         sees = torch.where(offset < run, before[:, None] + offset, self.lengths[:, None]) + 1
         asked = self._ask(torch.cat((positions, ahead), 1), offset < limits, sees)
         of_run = asked.column < run
-        return (
-            Asked(asked.hidden[of_run], asked.row[of_run], asked.column[of_run], asked.model),
-            Asked(asked.hidden[~of_run], asked.row[~of_run], asked.column[~of_run] - run, asked.model),
-        )
+        return asked.part(of_run), asked.part(~of_run, -run)
 
     @torch.no_grad()
     def _ask(self, positions: Tensor, valid: Tensor, sees: Tensor) -> Asked:
